@@ -1,0 +1,1 @@
+"""Where members run, and the driver that runs the engine."""

@@ -1,0 +1,146 @@
+"""Making a group: in this process, or in Ray actors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlightning.errors import MemberDeadlineExceeded, RLightningError
+from rlightning.policy.base_policy import PolicyRole
+from rlightning.policy.loading import policy_class, policy_config, train_config
+from rlightning.policy.policy_group import PolicyGroup, wrap
+from rlightning.runtime.member import Member, gather
+from rlightning.runtime.rng import Stream
+
+if TYPE_CHECKING:
+    from rlightning.api.models import RLJobSpec, RoleSpec
+    from rlightning.types import EnvMeta
+
+Placement = Literal["local", "ray"]
+
+POOL_RESOURCE = "rlightning-pool-"
+"""Prefix of the Ray resource that a pool's nodes offer, one unit per member."""
+
+
+@contextmanager
+def open_group(spec: RLJobSpec, meta: EnvMeta, placement: Placement) -> Iterator[PolicyGroup]:
+    """A group whose members are initialized and joined; everything it started is shut down at the end.
+
+    Raises:
+        MemberDeadlineExceeded: names the members that did not start in time.
+    """
+    with _policies(spec, placement) as (train, evals, members):
+        group = PolicyGroup(
+            train, evals, policy_config(spec), deadlines=spec.deadlines, seed=spec.seed, members=members
+        )
+        try:
+            group.init(train_config(spec), meta)
+            group.init_placement_info()
+            group.init_comm_group("gloo")
+            group.init_weight_buffer()
+            yield group
+        finally:
+            group.shutdown()
+
+
+_Made = tuple[list[Any], list[Any], tuple[list[Member], list[Member]]]
+
+
+@contextmanager
+def _policies(spec: RLJobSpec, placement: Placement) -> Iterator[_Made]:
+    cls, config = policy_class(spec), policy_config(spec)
+    roles = {PolicyRole.TRAIN: spec.policy_group.train, PolicyRole.EVAL: spec.policy_group.eval}
+    if placement == "local":
+        made = {role: [cls(config, role) for _ in range(of.replicas)] for role, of in roles.items()}
+        wrapped = {
+            role: [wrap(p, f"{role}-{i}", role, spec.seed, i) for i, p in enumerate(made[role])] for role in roles
+        }
+        yield (*made.values(), tuple(wrapped.values()))  # type: ignore[misc]
+        return
+    with ray_session(spec):
+        handles: dict[PolicyRole, list[Any]] = {PolicyRole.TRAIN: [], PolicyRole.EVAL: []}
+        try:
+            for role, of in roles.items():
+                actor = cls.as_remote(num_cpus=0, resources=_resources(of))
+                handles[role] = [actor.remote(config, role) for _ in range(of.replicas)]
+            wrapped = {
+                role: [wrap(h, f"{role}-{i}", role, spec.seed, i) for i, h in enumerate(handles[role])]
+                for role in roles
+            }
+            _wait_for_start(spec, wrapped)
+            yield (*handles.values(), tuple(wrapped.values()))  # type: ignore[misc]
+        finally:
+            import ray
+
+            for handle in (*handles[PolicyRole.TRAIN], *handles[PolicyRole.EVAL]):
+                ray.kill(handle)
+
+
+def _resources(role: RoleSpec) -> dict[str, float]:
+    return {} if role.pool is None else {f"{POOL_RESOURCE}{role.pool}": 1}
+
+
+def _wait_for_start(spec: RLJobSpec, members: dict[PolicyRole, list[Member]]) -> None:
+    """Set every actor up and learn which node it is on."""
+    futures = {}
+    for role, of_role in members.items():
+        for i, member in enumerate(of_role):
+            # All train members draw the same numbers (see policy_group.wrap).
+            stream, index = (Stream.LEARNER, 0) if role == PolicyRole.TRAIN else (Stream.MEMBER, i)
+            futures[member.name] = member.call(
+                "setup_member", member.name, spec.seed, int(stream), index, spec.training.threads
+            )
+    seconds = spec.deadlines.member_start_seconds
+    try:
+        nodes = gather(futures, what="starting", seconds=seconds, field="spec.deadlines.memberStartSeconds")
+    except MemberDeadlineExceeded as late:
+        import ray
+
+        raise RLightningError(f"{late} Ray has {ray.available_resources()} free.") from None
+    for of_role in members.values():
+        for member in of_role:
+            member.node = nodes[member.name]
+
+
+@contextmanager
+def ray_session(spec: RLJobSpec) -> Iterator[None]:
+    """Ray, for as long as it is needed: the one that RAY_ADDRESS names or that is running, else one of our own.
+
+    Raises:
+        RLightningError: a pool that members need is not offered by the Ray cluster found.
+    """
+    import ray
+
+    threads = str(spec.training.threads)
+    # Ray would set OMP_NUM_THREADS from num_cpus; results depend on the number of threads, so the manifest rules.
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    runtime_env = {"env_vars": environment}
+    started = not ray.is_initialized()
+    if started:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(runtime_env=runtime_env, logging_level="WARNING")
+        else:
+            pools = {f"{POOL_RESOURCE}{p.name}": float(p.replicas * p.members_per_replica) for p in spec.pools}
+            ray.init(
+                address="local",
+                resources=pools or None,
+                include_dashboard=False,
+                runtime_env=runtime_env,
+                logging_level="WARNING",
+            )
+    try:
+        offered = ray.cluster_resources()
+        for role, of in (("train", spec.policy_group.train), ("eval", spec.policy_group.eval)):
+            for resource, _ in _resources(of).items():
+                if resource not in offered:
+                    raise RLightningError(
+                        f"spec.policyGroup.{role}.pool: the Ray cluster offers no resource {resource!r}; start its "
+                        f"nodes with --resources='{{\"{resource}\": <members>}}', or leave RAY_ADDRESS unset to start "
+                        "a local Ray that has it"
+                    )
+        yield
+    finally:
+        if started:
+            ray.shutdown()

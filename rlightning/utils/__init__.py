@@ -1,0 +1,1 @@
+"""Import paths that policies written for earlier RLightning versions use."""
