@@ -50,8 +50,8 @@ class LoadedPolicy:
         batched = array.ndim == len(space.shape) + 1
         if array.shape[int(batched) :] != space.shape:
             raise ValueError(
-                f"obs has shape {array.shape}; {self.meta.env_id} has observations of shape {space.shape} (give one, or "
-                "a batch with one axis more)"
+                f"obs has shape {array.shape}; {self.meta.env_id} has observations of shape {space.shape} (give one, "
+                "or a batch with one axis more)"
             )
         rows = torch.from_numpy(np.ascontiguousarray(array if batched else array[None]))
         with torch.inference_mode():

@@ -207,8 +207,8 @@ class CheckpointStore:
                 space += " (so a quota is used up, or the number of files)"
             fewer = f", keep fewer checkpoints (spec.checkpoints.keep is {self.keep})" if self.keep > 1 else ""
             return (
-                f"{reason}: {space}; earlier checkpoints are intact. Free some space there{fewer} or use a larger disk, "
-                "then resume"
+                f"{reason}: {space}; earlier checkpoints are intact. "
+                f"Free some space there{fewer} or use a larger disk, then resume"
             )
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return f"{reason}; make {self.directory} writable for this user or choose another run folder"

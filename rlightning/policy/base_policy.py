@@ -125,7 +125,8 @@ class BasePolicy(
     @abstractmethod
     def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
         """Learn from the data of :meth:`update_dataset`; between ``backward`` and ``step`` call
-        :meth:`reduce_gradients`. Returns named metrics; one that is not finite and named like a loss stops the run."""
+        :meth:`reduce_gradients`. Returns named metrics; one that is not finite and named like a loss stops the run.
+        """
 
     @abstractmethod
     def get_trainable_parameters(self) -> dict[str, dict[str, Tensor]]:
@@ -157,7 +158,8 @@ class BasePolicy(
 
     def member_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method under this member's random state, as :class:`~rlightning.runtime.local.LocalMember` does:
-        nothing else in the process can draw from it between two calls."""
+        nothing else in the process can draw from it between two calls.
+        """
         rng = getattr(self, "_rng", None)
         if rng is None:
             return getattr(self, method)(*args, **kwargs)
@@ -207,7 +209,8 @@ class BasePolicy(
         probe: Callable[[nn.Module], None] | None = None,
     ) -> None:
         """As :meth:`WeightBufferMixin.init_weight_buffer`; the probe is one :meth:`rollout_step` unless another is
-        given."""
+        given.
+        """
         super().init_weight_buffer(strategy, slots, member, probe or _probe_forward)
 
     def is_initialized(self) -> bool:
@@ -244,19 +247,8 @@ class BasePolicy(
         """Turn fragments (in shard order) into the data of :meth:`update_dataset`."""
         started = time.perf_counter()
         self.progress = progress
-        self.take_batch(joined_fragments(fragments))
+        self.update_dataset(fragments_to_tensordict(fragments))
         self._time("update_dataset", started)
-
-    def take_batch(self, batch: dict[str, Tensor]) -> None:
-        """Hand the joined fragments to :meth:`update_dataset`, as a TensorDict.
-
-        Args:
-            batch: ``(T, N, …)`` tensors by the names that ``update_dataset`` lists.
-        """
-        # Imported when first needed: it brings torch._dynamo with it, seconds that acting members need not spend.
-        from tensordict import TensorDict
-
-        self.update_dataset(TensorDict(dict(batch), batch_size=list(batch["reward"].shape)))
 
     def train_iteration(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """One call of :meth:`train`, then proof that what it left behind is finite.
@@ -310,8 +302,11 @@ def _probe_forward(policy: nn.Module) -> None:
             policy.rollout_step(EnvRet("probe", rows, np.zeros(2, dtype=np.float32), none, none), **options)
 
 
-def joined_fragments(fragments: list[Fragment]) -> dict[str, Tensor]:
-    """All shards side by side: ``(T, N of all shards, …)`` tensors by name; copies, as fragments may be read-only."""
+def fragments_to_tensordict(fragments: list[Fragment]) -> TensorDict:
+    """All shards side by side: batch size ``[T, N of all shards]``; copies, as fragments may be read-only."""
+    # Imported when first needed: it brings torch._dynamo with it, seconds that members which only act need not spend.
+    from tensordict import TensorDict
+
     if not fragments:
         raise RLightningError("no fragments to train on")
 
@@ -322,4 +317,7 @@ def joined_fragments(fragments: list[Fragment]) -> dict[str, Tensor]:
     names = ["action", "log_prob", "value", "reward", "terminated", "truncated", "valid"]
     data = {n: joined([getattr(f, n) for f in fragments]) for n in names if getattr(fragments[0], n) is not None}
     data |= {n: joined([f.extra[n] for f in fragments]) for n in fragments[0].extra}
-    return {"observation": observation[:-1], "next_observation": observation[1:], **data}
+    steps, envs = data["reward"].shape
+    return TensorDict(
+        {"observation": observation[:-1], "next_observation": observation[1:], **data}, batch_size=[steps, envs]
+    )

@@ -51,6 +51,9 @@ class HostedShard:
 class FragmentRolloutMixin:
     """Hosting shards, rolling them out and evaluating. Mixed into :class:`~rlightning.policy.BasePolicy`."""
 
+    _hosted: dict[int, HostedShard]
+    _evaluation: dict[Any, EvaluationEnvs]
+
     def host_shards(
         self,
         environment: EnvironmentSpec,

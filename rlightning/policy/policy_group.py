@@ -1,7 +1,8 @@
-"""The group: train members that learn together, eval members that act, and one version of the weights in all of them."""
+"""The group: train members learn together, eval members act, and all run one version of the weights."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SLOTS_PER_FORWARD = 8
 """Evaluation slots that share one forward pass. Fixed: batch shape decides the last bits of a result."""
 MAX_EVALUATION_SLOTS = 16
+NOT_COLOCATED = "is_colocated=True is not supported: train and eval members have processes of their own"
 
 
 class PolicyGroup:
@@ -133,7 +135,9 @@ class PolicyGroup:
             is_colocated: accepted values: False. Sharing a GPU between roles is not part of this version.
         """
         if is_colocated:
-            raise RLightningError("is_colocated=True is not supported: train and eval members have processes of their own")
+            raise RLightningError(
+                "is_colocated=True is not supported: train and eval members have processes of their own"
+            )
         info: dict[str, dict[str, list[str]]] = {}
         for member in (*self.train_members, *self.eval_members):
             info.setdefault(member.node, {"train": [], "eval": []})[member.role].append(member.name)
@@ -150,7 +154,9 @@ class PolicyGroup:
         """
         check_backend(backend)
         if is_colocated:
-            raise RLightningError("is_colocated=True is not supported: train and eval members have processes of their own")
+            raise RLightningError(
+                "is_colocated=True is not supported: train and eval members have processes of their own"
+            )
         world = len(self.train_members)
         if world == 1:
             return
@@ -172,9 +178,7 @@ class PolicyGroup:
             m.name: m.call("join_process_group", rank, world, host, self._store.port, self._epoch, backend, seconds)
             for rank, m in enumerate(self.train_members)
         }
-        gather(
-            futures, what="joining the train group", seconds=seconds + 30, field="spec.deadlines.collectiveSeconds"
-        )
+        gather(futures, what="joining the train group", seconds=seconds + 30, field="spec.deadlines.collectiveSeconds")
 
     def print_timing_summary(self, reset: bool = False) -> None:
         """Have every member print its stages' timings."""
@@ -210,7 +214,8 @@ class PolicyGroup:
             MemberDeadlineExceeded: names the members that had not acknowledged in time.
             WeightMismatch: train members differ among themselves (a lost or partial gradient reduction).
         """
-        self._parent_digest = self.published.digest.root if self.published is not None else self._parent_digest
+        if self.published is not None:
+            self._parent_digest = self.published.digest.root
         return self._publish(self.version + 1)
 
     def republish_weights(self) -> VersionRecord:
@@ -472,7 +477,5 @@ def wrap(policy: Any, name: str, role: str, seed: int, index: int) -> Member:
 
 def _quietly(member: Member, method: str) -> None:
     """Ask for a clean-up that must not hide the error which ended the run: a lost member has nothing to clean."""
-    try:
+    with contextlib.suppress(RLightningError, TimeoutError):
         member.call(method).result(10)
-    except (RLightningError, TimeoutError):
-        pass

@@ -65,7 +65,9 @@ class TrainingStateMixin:
         for kind, cls in (("optimizers", torch.optim.Optimizer), ("schedulers", torch.optim.lr_scheduler.LRScheduler)):
             mine = self._stateful(cls)
             if mine.keys() != state[kind].keys():
-                raise CheckpointError(f"{kind} in the checkpoint: {sorted(state[kind])}; in this policy: {sorted(mine)}")
+                raise CheckpointError(
+                    f"{kind} in the checkpoint: {sorted(state[kind])}; in this policy: {sorted(mine)}"
+                )
             for name, thing in mine.items():
                 thing.load_state_dict(state[kind][name])
         self.load_extra_training_state(state["extra"])

@@ -201,9 +201,8 @@ def _failed(
         evaluation=engine.last_evaluation if engine else None,
         resume_command=f"rlightning run --resume {run_dir}" if last else None,
         seconds=time.perf_counter() - started,
+        extra={"traceback": "".join(traceback.format_exception(error))},
     )
-
-
 
 
 def _now() -> str:

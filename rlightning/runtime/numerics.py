@@ -18,13 +18,15 @@ def prepare_process(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory costs time and only helps code that reads what it never wrote.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def numerics_key(threads: int, device: str) -> dict[str, str]:
     """Equal keys promise equal digests for the same manifest and seed; a difference is what a user is shown."""
     config = torch.__config__.show()
-    blas = next((line.split("=")[1] for line in config.replace(",", "\n").split("\n") if "BLAS_INFO=" in line), "unknown")
+    blas = next(
+        (line.split("=")[1] for line in config.replace(",", "\n").split("\n") if "BLAS_INFO=" in line), "unknown"
+    )
     return {
         "torch": str(torch.__version__),
         "numpy": str(numpy.__version__),
@@ -39,9 +41,9 @@ def numerics_key(threads: int, device: str) -> dict[str, str]:
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
-        fields = dict(
-            (part.strip() for part in line.split(":", 1)) for line in info.read_text().splitlines() if ":" in line
-        )
-        named = [fields.get(k, "?") for k in ("vendor_id", "cpu family", "model", "stepping", "model name")]
-        return " ".join(named)
+        fields: dict[str, str] = {}
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            fields[name.strip()] = value.strip()
+        return " ".join(fields.get(k, "?") for k in ("vendor_id", "cpu family", "model", "stepping", "model name"))
     return platform.processor() or platform.machine()

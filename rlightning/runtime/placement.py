@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ def ray_session(spec: RLJobSpec) -> Iterator[None]:
     started = not ray.is_initialized()
     if started:
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(runtime_env=runtime_env, logging_level="WARNING")
+            ray.init(runtime_env=runtime_env, logging_level=logging.WARNING)
         else:
             pools = {f"{POOL_RESOURCE}{p.name}": float(p.replicas * p.members_per_replica) for p in spec.pools}
             ray.init(
@@ -128,7 +129,7 @@ def ray_session(spec: RLJobSpec) -> Iterator[None]:
                 resources=pools or None,
                 include_dashboard=False,
                 runtime_env=runtime_env,
-                logging_level="WARNING",
+                logging_level=logging.WARNING,
             )
     try:
         offered = ray.cluster_resources()

@@ -43,7 +43,8 @@ class RngState:
     @staticmethod
     def capture() -> RngState:
         """The generators as they are now."""
-        return RngState(random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state())
+        legacy: Any = np.random.get_state(legacy=True)
+        return RngState(random.getstate(), legacy, torch.get_rng_state())
 
     def restore(self) -> None:
         """Put the generators into this state."""

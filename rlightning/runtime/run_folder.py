@@ -186,12 +186,12 @@ class RunFolder:
             "shards": run.job.spec.environment.shards,
             "evalReplicas": sum(name.startswith("eval") for name in run.members),
         }
-        self._status["progress"] = (
-            self._status.get("progress", {})
-            | {"iteration": run.start_iteration, "envSteps": run.start_env_steps}
-            | {"percent": math.floor(self._pace.percent), "lastReportTime": _now()}
-        )
-        self._status["progress"].pop("estimatedCompletionTime", None)
+        self._status["progress"] = {
+            "iteration": run.start_iteration,
+            "envSteps": run.start_env_steps,
+            "percent": math.floor(self._pace.percent),
+            "lastReportTime": _now(),
+        }
         origin = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from}"
         self._condition("Progressing", "True", "Training", f"attempt {run.attempt}, {origin}")
         self._condition("WeightsConsistent", "Unknown", "NothingPublished", "no version was published yet")

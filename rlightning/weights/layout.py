@@ -179,8 +179,14 @@ def _layout(
 
 
 def aligned_bytes(nbytes: int) -> ByteArray:
-    """An uninitialised uint8 buffer whose address is a multiple of 64 (NumPy promises 16, torch's allocator 64)."""
-    return torch.empty(nbytes, dtype=torch.uint8).numpy()
+    """An uninitialised uint8 buffer whose address is a multiple of 64.
+
+    From NumPy, which aligns to 16 only but asks for huge pages: filling a new 100 MB buffer is 3 times as fast as in
+    memory of torch's allocator.
+    """
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
 
 
 def torch_dtype(name: str) -> torch.dtype:

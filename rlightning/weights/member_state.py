@@ -169,10 +169,12 @@ class MemberState:
             self.failure = failure
             self.changed.notify_all()
 
-    def start_applying(self, staged: Staged) -> None:
-        """Its slot is held from here on."""
+    def start_applying(self) -> Staged | None:
+        """The newest arrival, if it is still to be applied; its slot is held from here on."""
         with self.changed:
-            self.applying = staged
+            wanted = self.staged is not None and self.staged.number > self.finished
+            self.applying = self.staged if wanted and not self.closed else None
+            return self.applying
 
     def end_applying(self, staged: Staged, failure: Failure | None, private_bound: int | None) -> None:
         """Record how the application went."""

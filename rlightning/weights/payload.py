@@ -8,7 +8,7 @@ from rlightning.weights.digest import StateDigest
 from rlightning.weights.layout import ByteArray, StateLayout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightPayload:
     """All persistent tensors of the learner at one version.
 

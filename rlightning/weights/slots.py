@@ -12,7 +12,7 @@ one of the two sees the other. Leases of dead processes are removed; a live one 
 overtaken nevertheless finds out.
 
 Files: ``/dev/shm/rlightning-<uid>-<pid namespace>-<pid>-<start time>-<random>/{owner,slot-0,slot-1,lease-…}``. A folder
-whose owner died, and that no live process leases, is swept by the next start.
+whose owner died, and that no live process leases, is swept whenever a member sets up its weight buffer.
 """
 
 from __future__ import annotations

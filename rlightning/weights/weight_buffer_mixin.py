@@ -20,7 +20,7 @@ from rlightning.weights.member_state import Deadline, Failure, Key, MemberState,
 from rlightning.weights.payload import Acknowledgement, WeightPayload
 from rlightning.weights.private_slots import PrivateSlots
 from rlightning.weights.probe import written_tensors
-from rlightning.weights.slots import SlotReader, SlotsHandle, SlotVersion, SlotWriter
+from rlightning.weights.slots import SlotReader, SlotsHandle, SlotVersion, SlotWriter, sweep
 
 __all__ = ["WeightBufferMixin", "compare_fingerprints"]
 
@@ -98,6 +98,7 @@ class WeightBufferMixin:
         """
         if strategy not in STRATEGIES:
             raise WeightsError(f"weight strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+        sweep()
         self._refuse_overrides(strategy)
         self.close_weight_buffer(keep_writer=strategy == "Shared")
         module, old = _module(self), self._weights
@@ -232,6 +233,7 @@ class WeightBufferMixin:
             state.put(staged)
             if state.strategy == "None":
                 with state.holding(state.act_lock, payload.version, deadline):
+                    state.start_applying()
                     self._apply_version(state, staged)
                 failure = state.open_failure
                 if failure is not None:
@@ -306,8 +308,7 @@ class WeightBufferMixin:
         return staged.views
 
     def _apply_version(self, state: MemberState, staged: Staged) -> None:
-        """Apply, and record how it went. The caller holds the act lock."""
-        state.start_applying(staged)
+        """Apply what :meth:`MemberState.start_applying` gave, and record how it went. The caller holds the act lock."""
         failure: Failure | None = None
         bound = staged.private
         try:
@@ -318,8 +319,10 @@ class WeightBufferMixin:
                 self.update_weights_from_buffer()
             if self._applies_itself:
                 bound = self._kept_slot(state, staged)
-        except Exception as cause:
+        except BaseException as cause:
             failure = Failure(staged.number, staged.key, cause)
+            if not isinstance(cause, Exception):  # Ctrl-C: recorded as a failure, and not held up
+                raise
         finally:
             state.end_applying(staged, failure, bound)
 
@@ -493,12 +496,13 @@ def _update_weights(policy: weakref.ref[WeightBufferMixin], state: MemberState) 
     while True:
         with state.changed:
             state.changed.wait_for(lambda: state.closed or state.pending)
+            if state.closed:
+                return
         with state.act_lock:  # the safe point: no fragment runs
             live = policy()
-            with state.changed:
-                if live is None or state.closed:
-                    return
-                staged = state.staged if state.pending else None  # the newest by now
+            if live is None:
+                return
+            staged = state.start_applying()  # the newest by now; None while a newer one is being copied in
             if staged is not None:
                 live._apply_version(state, staged)
         del live

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -41,7 +42,7 @@ class CorridorWithNaN(gymnasium.Env[np.ndarray, int]):
 
 @pytest.fixture(autouse=True)
 def _environments() -> Iterator[None]:
-    gymnasium.register("CorridorWithNaN-v0", CorridorWithNaN, disable_env_checker=True)
+    gymnasium.register("CorridorWithNaN-v0", lambda **_: CorridorWithNaN(), disable_env_checker=True)
     yield
     gymnasium.registry.pop("CorridorWithNaN-v0", None)
 
@@ -53,7 +54,7 @@ def test_an_unknown_environment_is_named_with_its_nearest_neighbour(tmp_path: Pa
 
 
 def test_a_policy_that_raises_in_train_ends_the_run_with_member_and_traceback(tmp_path: Path) -> None:
-    outcome, recorder = run(job(custom("RaisesInTrain", checkpoints={"everyIterations": 1})), tmp_path)
+    outcome, _ = run(job(custom("RaisesInTrain", checkpoints={"everyIterations": 1})), tmp_path)
     assert (outcome.state, outcome.reason, outcome.iteration) == ("Failed", "PolicyError", 2)
     assert "train-0" in outcome.message
     assert "ValueError: the user's own mistake" in outcome.message
@@ -142,7 +143,7 @@ def test_with_warn_the_run_goes_on_and_says_so(tmp_path: Path) -> None:
 class TestOnRay:
     """Members with processes of their own."""
 
-    roles: dict[str, Any] = {"eval": {"replicas": 2}}
+    roles: ClassVar[dict[str, Any]] = {"eval": {"replicas": 2}}
 
     def test_a_lost_member_is_named_with_its_cause(self, tmp_path: Path) -> None:
         outcome, _ = run(job(custom("DiesInRollout", policyGroup=self.roles)), tmp_path, placement="ray")
@@ -166,13 +167,13 @@ class TestOnRay:
     def test_pools_place_members_and_a_ray_without_them_is_refused(self, tmp_path: Path) -> None:
         import ray
 
-        pooled = {
+        pooled: dict[str, Any] = {
             "policyGroup": {"train": {"pool": "learners"}, "eval": {"replicas": 2, "pool": "actors"}},
             "pools": [{"name": "learners"}, {"name": "actors", "membersPerReplica": 2}],
         }
-        outcome, recorder = run(job(CARTPOLE, **pooled), tmp_path / "a", placement="ray")
+        outcome, _ = run(job(CARTPOLE, **pooled), tmp_path / "a", placement="ray")
         assert outcome.state == "Succeeded", outcome.message
-        ray.init(address="local", include_dashboard=False, logging_level="WARNING")
+        ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
         try:
             refused, _ = run(job(CARTPOLE, **pooled), tmp_path / "b", placement="ray")
         finally:

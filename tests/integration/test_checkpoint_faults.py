@@ -261,10 +261,12 @@ def test_a_disk_that_takes_no_more_files_is_told_from_a_full_one(tmp_path: Path)
             store.save(small(30))
         assert verify_checkpoint(first.path) == verify_checkpoint(second.path) == []
         assert list_checkpoints(disk / "checkpoints") == [first.path, second.path]
-    unmade = tmp_path / "disk"
-    with mounted(unmade, "-t", "tmpfs", "-o", "size=1m,nr_inodes=1", "tmpfs") as disk:
-        with pytest.raises(CheckpointError, match="No space left"):
-            CheckpointStore(disk / "runs" / "checkpoints", keep=1)
+
+
+def test_a_disk_that_takes_no_file_at_all_is_refused_when_the_store_is_opened(tmp_path: Path) -> None:
+    disk, options = tmp_path / "disk", "size=1m,nr_inodes=1"
+    with mounted(disk, "-t", "tmpfs", "-o", options, "tmpfs"), pytest.raises(CheckpointError, match="No space left"):
+        CheckpointStore(disk / "runs" / "checkpoints", keep=1)
 
 
 def test_a_read_only_directory_is_refused_when_the_store_is_opened(read_only: Path) -> None:

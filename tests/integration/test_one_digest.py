@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def local_ray() -> Iterator[None]:
     ray.init(
         address="local",
         include_dashboard=False,
-        logging_level="WARNING",
+        logging_level=logging.WARNING,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
     )
     yield

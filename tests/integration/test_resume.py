@@ -23,8 +23,8 @@ POLICY = {"custom": {"class": "tests.support.policies:SignalsItsDriver"}}
 
 def manifest(path: Path, base: dict[str, Any]) -> Path:
     """The same job with a policy that can signal its driver; its settings are the built-in policy's."""
+    settings = base["policy"]["simplePPO"]
     spec = merged(base, {"checkpoints": {"everyIterations": 3, "keep": 2}})
-    settings = spec["policy"].pop("simplePPO")
     spec["policy"] = merged(POLICY, {"custom": {"config": settings}})
     document = job(spec, name="resumed").to_dict()
     path.write_text(yaml.safe_dump(document))

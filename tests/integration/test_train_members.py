@@ -84,7 +84,7 @@ def full_batch_gradient(weights: dict[str, torch.Tensor], fragments: list[Fragme
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     value_error = (mlp("critic", observation)[:, 0] - returns) ** 2
     loss = (-surrogate - ENTROPY_COEF * entropy + VALUE_COEF * value_error).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return {name: tensor.grad.numpy() for name, tensor in w.items() if tensor.grad is not None}
 
 
@@ -119,7 +119,9 @@ def test_shares_differ_and_sum_to_the_full_batch_gradient(world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_train_members_repeat_themselves_and_learn_as_one_does(world: int, tmp_path: Path) -> None:
     """Their digest is their own (the order of the sum differs); what they learn is one member's up to rounding."""
-    base = merged(CARTPOLE, {"environment": {"numEnvs": 6, "shards": 2}, "policy": {"simplePPO": {"minibatchSize": 48}}})
+    base = merged(
+        CARTPOLE, {"environment": {"numEnvs": 6, "shards": 2}, "policy": {"simplePPO": {"minibatchSize": 48}}}
+    )
     of = job(base, policyGroup={"train": {"replicas": world}}, training={"totalEnvSteps": 500})
     first, recorder = run(of, tmp_path / "a")
     second, _ = run(of, tmp_path / "b")

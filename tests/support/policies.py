@@ -14,7 +14,7 @@ from rlightning.types import EnvRet, PolicyResponse
 class RaisesInTrain(SimplePPOPolicy):
     """Raises in its third training step."""
 
-    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
         if self.progress.iteration == 3:
             raise ValueError("the user's own mistake")
         return super().train()
@@ -32,7 +32,7 @@ class LosesItsLoss(SimplePPOPolicy):
 class ReportsNaN(SimplePPOPolicy):
     """Trains well, and says that its loss is NaN in the second iteration."""
 
-    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
         metrics = super().train()
         return metrics | ({"policy_loss": float("nan")} if self.progress.iteration == 2 else {})
 
@@ -66,7 +66,7 @@ class FlipsABit(SimplePPOPolicy):
         fragment = super().rollout_fragment(shard, version, steps)
         if version == 2 and self.member_name == "eval-0" and not self.flipped:
             self.flipped = True
-            weight = self.critic[2].weight
+            weight = self.get_parameter("critic.2.weight")
             # Out of place: with `Shared` the live tensor lies in read-only memory.
             changed = weight.detach().clone()
             changed.view(torch.int32)[3, 5] ^= 1
@@ -111,7 +111,7 @@ class SignalsItsDriver(SimplePPOPolicy):
     RLIGHTNING_TEST_SIGNAL: ``<signal number>@<iteration>``; unset, it trains undisturbed.
     """
 
-    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
         number, _, iteration = os.environ.get("RLIGHTNING_TEST_SIGNAL", "").partition("@")
         if number and self.progress.iteration == int(iteration):
             os.kill(os.getpid(), int(number))

@@ -6,8 +6,9 @@ Separate actor and critic MLPs, orthogonal initialisation, GAE, advantages norma
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,10 @@ _NORMALISED_CLIP = 10.0
 class SimplePPOPolicy(BasePolicy):
     """PPO. Settings: :class:`~rlightning.api.models.SimplePPOSpec`, given as ``config.policy_kwargs``."""
 
+    observation_mean: Tensor
+    observation_var: Tensor
+    observation_count: Tensor
+
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Actor and critic MLPs; observations are flattened, discrete ones one-hot encoded."""
         self.settings = SimplePPOSpec.model_validate(self.config.policy_kwargs.to_dict())
@@ -53,8 +58,8 @@ class SimplePPOPolicy(BasePolicy):
             self.discrete, self.action_start, outputs = False, 0, action.shape[0]
         else:
             raise UnsupportedSpace(
-                f"simplePPO takes Discrete and one-dimensional Box actions; environment {env_meta.env_id} has {action}. "
-                "Write a custom policy for it"
+                f"simplePPO takes Discrete and one-dimensional Box actions; environment {env_meta.env_id} has "
+                f"{action}. Write a custom policy for it"
             )
         self.actor = _mlp(features, self.settings.hidden_sizes, outputs, self.settings.activation, output_gain=0.01)
         self.critic = _mlp(features, self.settings.hidden_sizes, 1, self.settings.activation, output_gain=1.0)
@@ -117,16 +122,9 @@ class SimplePPOPolicy(BasePolicy):
 
     # --- learning --------------------------------------------------------------------------------------------------
 
-    def take_batch(self, batch: dict[str, Tensor]) -> None:
-        """As the base class; a TensorDict is made only for a subclass that expects one (its import takes seconds)."""
-        if type(self).update_dataset is SimplePPOPolicy.update_dataset:
-            self.update_dataset(batch)
-        else:
-            super().take_batch(batch)
-
-    def update_dataset(self, data: TensorDict | Mapping[str, Tensor]) -> None:
+    def update_dataset(self, data: TensorDict) -> None:
         """Values by the critic in one pass (the row after the last one included), advantages, returns."""
-        steps, envs = data["reward"].shape
+        steps, envs = data.batch_size
         rows = data["observation"].reshape(steps * envs, *data["observation"].shape[2:])
         last = data["next_observation"][-1]
         self.raw_observation, self.valid = rows, data["valid"].reshape(-1)
@@ -144,7 +142,11 @@ class SimplePPOPolicy(BasePolicy):
                 self.settings.gamma,
                 self.settings.gae_lambda,
             )
-        self.batch_value, self.batch_returns, self.batch_advantage = value.view(-1), returns.view(-1), advantage.view(-1)
+        self.batch_value, self.batch_returns, self.batch_advantage = (
+            value.view(-1),
+            returns.view(-1),
+            advantage.view(-1),
+        )
         self.batch_action = data["action"].reshape(steps * envs, *data["action"].shape[2:])
         self.batch_log_prob = data["log_prob"].reshape(-1)
 
@@ -263,7 +265,7 @@ def _mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str, outp
     """Linear layers with an activation between; orthogonal weights (gain √2, ``output_gain`` at the end), zero bias."""
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         linear = nn.Linear(a, b)
         nn.init.orthogonal_(linear.weight, output_gain if i == len(sizes) - 2 else math.sqrt(2))
         nn.init.zeros_(linear.bias)

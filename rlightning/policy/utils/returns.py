@@ -42,7 +42,10 @@ def generalized_advantage_estimate(
 
 
 def explained_variance(value: Tensor, target: Tensor) -> float:
-    """``1 − Var[target − value] / Var[target]``; NaN where the target does not vary. 1 is perfect, 0 no better than a constant."""
+    """``1 − Var[target − value] / Var[target]``; NaN where the target does not vary.
+
+    1 is perfect, 0 no better than a constant.
+    """
     variance = target.var(unbiased=False)
     if variance == 0:
         return float("nan")

@@ -26,7 +26,7 @@ class RayActorMixin:
         """
         import ray
 
-        options = {
+        options: dict[str, Any] = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "memory": memory,
@@ -35,4 +35,5 @@ class RayActorMixin:
         }
         options = {name: value for name, value in options.items() if value is not None}
         # An actor that Ray restarted would come back without weights, shards and RNG: it must be lost loudly instead.
-        return ray.remote(max_restarts=0, max_task_retries=0, **options)(cls)
+        options |= {"max_restarts": 0, "max_task_retries": 0}
+        return ray.remote(**options)(cls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from rlightning.policy.gradients import Baton, BatonReduction, reduce_gradients
 from rlightning.runtime.rng import RngState, Stream
 
 
-def in_turns(world: int, body, seconds: float = 10.0) -> tuple[list, list]:
+def in_turns(world: int, body: Any, seconds: float = 10.0) -> tuple[list[Any], list[Any]]:
     """Run body(rank, reduction) on every rank, taking turns; results and errors by rank."""
     baton = Baton(world, seconds)
     baton.start()
-    results, errors = [None] * world, [None] * world
+    results: list[Any] = [None] * world
+    errors: list[Any] = [None] * world
 
     def run(rank: int) -> None:
         error = None
@@ -40,8 +42,8 @@ def in_turns(world: int, body, seconds: float = 10.0) -> tuple[list, list]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_everybody_gets_everybodys_contribution_in_rank_order(world):
-    def body(rank, reduction):
+def test_everybody_gets_everybodys_contribution_in_rank_order(world: int) -> None:
+    def body(rank: int, reduction: BatonReduction) -> Any:
         return [[int(t) for t in reduction.all_gather(torch.tensor(rank + 10 * i))] for i in range(3)]
 
     results, errors = in_turns(world, body)
@@ -49,16 +51,17 @@ def test_everybody_gets_everybodys_contribution_in_rank_order(world):
     assert results == [[[r + 10 * i for r in range(world)] for i in range(3)]] * world
 
 
-def test_gradients_are_summed_in_rank_order_in_float32_and_a_missing_one_counts_as_zero():
+def test_gradients_are_summed_in_rank_order_in_float32_and_a_missing_one_counts_as_zero() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(3, 4)).astype(np.float32)
 
-    def body(rank, reduction):
+    def body(rank: int, reduction: BatonReduction) -> Any:
         module = nn.Linear(4, 1)
         module.weight.grad = torch.from_numpy(values[rank : rank + 1].copy())
         if rank == 1:
             module.bias.grad = torch.tensor([2.0])
         extra = reduce_gradients(module.named_parameters(), reduction, torch.tensor([float(rank), 1.0]))
+        assert module.bias.grad is not None and extra is not None
         return module.weight.grad.numpy().copy(), module.bias.grad.item(), extra.tolist()
 
     results, errors = in_turns(3, body)
@@ -71,12 +74,12 @@ def test_gradients_are_summed_in_rank_order_in_float32_and_a_missing_one_counts_
         assert extra == [3.0, 3.0]
 
 
-def test_each_rank_has_its_own_random_state_across_collectives():
+def test_each_rank_has_its_own_random_state_across_collectives() -> None:
     def alone(rank: int) -> list[float]:
         with RngState.seeded(0, Stream.MEMBER, rank).swapped():
             return [float(torch.rand(())) for _ in range(4)]
 
-    def body(rank, reduction):
+    def body(rank: int, reduction: BatonReduction) -> Any:
         RngState.seeded(0, Stream.MEMBER, rank).restore()
         drawn = []
         for _ in range(4):
@@ -89,8 +92,8 @@ def test_each_rank_has_its_own_random_state_across_collectives():
     assert results == [alone(0), alone(1)]
 
 
-def test_a_rank_that_raises_is_named_to_the_others():
-    def body(rank, reduction):
+def test_a_rank_that_raises_is_named_to_the_others() -> None:
+    def body(rank: int, reduction: BatonReduction) -> Any:
         reduction.all_gather(torch.zeros(1))
         if rank == 1:
             raise ValueError("broken")
@@ -103,8 +106,8 @@ def test_a_rank_that_raises_is_named_to_the_others():
 
 
 @pytest.mark.parametrize("fewer", [0, 1])
-def test_a_rank_that_skips_a_reduction_is_named(fewer):
-    def body(rank, reduction):
+def test_a_rank_that_skips_a_reduction_is_named(fewer: int) -> None:
+    def body(rank: int, reduction: BatonReduction) -> Any:
         for _ in range(1 if rank == fewer else 2):
             reduction.all_gather(torch.zeros(1))
 

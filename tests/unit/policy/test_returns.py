@@ -32,7 +32,9 @@ def flags(*values: int) -> torch.Tensor:
         ((0, 0, 1), (0, 0, 0), (0.5 + (1.5 + 2.0 / 4) / 4, 1.5 + 2.0 / 4, 2.0)),
     ],
 )
-def test_advantages_equal_the_hand_derived_ones(terminated, truncated, expected):
+def test_advantages_equal_the_hand_derived_ones(
+    terminated: tuple[int, ...], truncated: tuple[int, ...], expected: tuple[float, ...]
+) -> None:
     advantages, returns = generalized_advantage_estimate(
         column(1.0, 2.0, 3.0), column(1, 1, 1), column(1, 1, 2), flags(*terminated), flags(*truncated), 0.5, 0.5
     )
@@ -48,12 +50,15 @@ def test_advantages_equal_the_hand_derived_ones(terminated, truncated, expected)
     lam=st.floats(0, 1),
 )
 @hypothesis.settings(max_examples=50, deadline=None)
-def test_advantages_equal_the_sum_in_the_definition(data, steps, envs, gamma, lam):
+def test_advantages_equal_the_sum_in_the_definition(
+    data: st.DataObject, steps: int, envs: int, gamma: float, lam: float
+) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     reward, value, successor = (rng.normal(size=(steps, envs)).astype(np.float32) for _ in range(3))
     terminated, truncated = (rng.random((steps, envs)) < 0.2 for _ in range(2))
+    tensors = [torch.from_numpy(a) for a in (reward, value, successor, terminated, truncated)]
     advantages, _ = generalized_advantage_estimate(
-        *map(torch.from_numpy, (reward, value, successor, terminated, truncated)), gamma, lam
+        tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], gamma, lam
     )
     for env in range(envs):
         for t in range(steps):
@@ -67,14 +72,14 @@ def test_advantages_equal_the_sum_in_the_definition(data, steps, envs, gamma, la
             assert advantages[t, env].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_inputs_are_not_changed():
+def test_inputs_are_not_changed() -> None:
     reward = column(1.0, 2.0)
     before = reward.clone()
     generalized_advantage_estimate(reward, column(1, 1), column(1, 1), flags(0, 1), flags(0, 0), 0.9, 0.9)
     assert torch.equal(reward, before)
 
 
-def test_explained_variance_is_one_for_a_perfect_value_and_undefined_for_a_constant_target():
+def test_explained_variance_is_one_for_a_perfect_value_and_undefined_for_a_constant_target() -> None:
     target = torch.tensor([1.0, 2.0, 3.0])
     assert explained_variance(target, target) == 1.0
     assert explained_variance(torch.full((3,), 2.0), target) == 0.0

@@ -15,7 +15,7 @@ def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
-def test_a_block_under_a_state_leaves_the_outer_generators_as_they_were():
+def test_a_block_under_a_state_leaves_the_outer_generators_as_they_were() -> None:
     outer = RngState.capture()
     expected = draw()
     outer.restore()
@@ -26,7 +26,7 @@ def test_a_block_under_a_state_leaves_the_outer_generators_as_they_were():
     assert first != expected
 
 
-def test_a_state_goes_on_where_its_last_block_ended():
+def test_a_state_goes_on_where_its_last_block_ended() -> None:
     whole = RngState.seeded(3, Stream.MEMBER, 1)
     with whole.swapped():
         expected = [draw(), draw()]
@@ -38,7 +38,7 @@ def test_a_state_goes_on_where_its_last_block_ended():
     assert drawn == expected
 
 
-def test_the_state_is_kept_when_the_block_raises():
+def test_the_state_is_kept_when_the_block_raises() -> None:
     state = RngState.seeded(3, Stream.MEMBER)
     with RngState.seeded(3, Stream.MEMBER).swapped():
         draw()
@@ -53,7 +53,7 @@ def test_the_state_is_kept_when_the_block_raises():
         assert draw() == expected
 
 
-def test_streams_and_indices_are_independent():
+def test_streams_and_indices_are_independent() -> None:
     drawn = set()
     for stream in Stream:
         for index in range(3):
@@ -62,7 +62,7 @@ def test_streams_and_indices_are_independent():
     assert len(drawn) == 3 * len(Stream)
 
 
-def test_a_state_survives_a_checkpoint_with_every_generator_in_mid_stream():
+def test_a_state_survives_a_checkpoint_with_every_generator_in_mid_stream() -> None:
     state = RngState.seeded(5, Stream.LEARNER)
     with state.swapped():
         draw()

@@ -244,7 +244,8 @@ def test_writing_a_bound_tensor_kills_the_process_and_its_slots_are_swept_then_a
     lease.touch()
     assert theirs not in sweep()  # a live member still acts from them
     lease.unlink()
-    SlotWriter(StateLayout.of(learner)).close()  # every start sweeps
+    learner.init_weight_buffer("None")  # every start sweeps
+    learner.close_weight_buffer()
     assert not theirs.exists()
 
 

@@ -330,7 +330,8 @@ def test_a_policy_that_keeps_tensors_of_a_lent_buffer_is_told() -> None:
         assert "keeps tensors of the buffer" in receive(policy, versions(1)[0]).error
 
 
-def test_hammer_no_notified_version_is_ever_lost() -> None:
+@pytest.mark.parametrize("kind", [TinyPolicy, CopyingPolicy])
+def test_hammer_no_notified_version_is_ever_lost(kind: type[TinyPolicy]) -> None:
     """Writers, actors and waiters at once; whoever waits after notifying version v finds at least v live."""
     payloads = versions(300)
     by_root = {payload.digest.root: payload.version for payload in payloads}
@@ -350,7 +351,7 @@ def test_hammer_no_notified_version_is_ever_lost() -> None:
 
         return run
 
-    with member(TinyPolicy(), "Double") as policy:
+    with member(kind(), "Double") as policy:
         receive(policy, payloads[0])
 
         def act() -> None:
