@@ -1,6 +1,6 @@
 """REINFORCE with a mean baseline, as a policy of one's own: everything RLightning asks of a policy, in one file.
 
-    rlightning run manifests/custom-policy.yaml
+Run it with ``rlightning run manifests/custom-policy.yaml``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reinforce(BasePolicy):
         return PolicyResponse(env_ret.env_id, action=action, log_prob=distribution.log_prob(action))
 
     def update_dataset(self, data: TensorDict) -> None:
-        # Discounted returns to the end of each episode, or of the fragment; `valid` is False on autoreset's dummy steps.
+        # Discounted returns to the end of the episode or fragment; `valid` is False on autoreset's dummy steps.
         done = data["terminated"] | data["truncated"]
         returns = torch.zeros_like(data["reward"])
         running = torch.zeros_like(data["reward"][0])
@@ -51,7 +51,8 @@ class Reinforce(BasePolicy):
     def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
         # Several train members: each takes its share of the rows, and the loss is a share of the sum over all.
         share = slice(self.rank, None, self.world_size)
-        log_prob = torch.distributions.Categorical(logits=self.net(self.observation[share])).log_prob(self.action[share])
+        distribution = torch.distributions.Categorical(logits=self.net(self.observation[share]))
+        log_prob = distribution.log_prob(self.action[share])
         loss = -(log_prob * self.advantage[share]).sum() / len(self.advantage)
         self.optimizer.zero_grad()
         loss.backward()

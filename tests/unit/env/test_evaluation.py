@@ -35,7 +35,9 @@ def play(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"env_id": "CartPole-v1"}, {"env_id": "Pendulum-v1", "act": swing, "max_episode_steps": 40}], ids=str
+    "fields",
+    [{"env_id": "CartPole-v1"}, {"env_id": "Pendulum-v1", "act": swing, "max_episode_steps": 40}],
+    ids=["CartPole", "Pendulum"],
 )
 def test_results_do_not_depend_on_how_slots_are_grouped(fields: dict[str, Any]) -> None:
     whole = play([range(16)], 16, 50, **fields)

@@ -76,7 +76,11 @@ def test_running_statistics_are_set_in_the_object_that_wrappers_hold() -> None:
     assert statistics.mean.tolist() == mean.tolist()
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), np.array(["a"]), 1j, range(3)], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, np.array([object()]), np.array(["a"]), 1j, range(3)],
+    ids=["object", "set", "array of objects", "array of strings", "complex", "range"],
+)
 def test_what_is_not_a_tree_is_named_with_its_place(value: Any) -> None:
     with pytest.raises(EnvironmentFault, match=r"Thing\.x\[1\]\['key'\] holds a "):
         encode([0, {"key": value}], "Thing.x")
