@@ -12,17 +12,14 @@ checkpoints at their default interval.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks import report
@@ -41,7 +38,7 @@ Log = tuple[list[float], list[float]]
 
 def run(command: list[str]) -> str:
     """Standard output of a contender; one that fails ends the benchmark with its error."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} failed with exit status {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -112,53 +109,6 @@ def measure(rounds: int) -> report.Row:
     return report.Row.of_rounds(CASE, "steps/s", own, dict(figures))
 
 
-def profile() -> Path:
-    """Where RLightning's time goes: its own stage timings, then a sampling profile (py-spy), by function."""
-    (ROOT / "runs").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=ROOT / "runs", prefix=".bench-") as runs:
-        run(rlightning_command(Path(runs) / "plain", 1))
-        lines = iteration_lines(Path(runs) / "plain")[WARM_UP - 1 :]
-        samples = Path(runs) / "samples"
-        sampler = [str(Path(sys.executable).with_name("py-spy")), "record", "--format", "raw", "--nolineno"]
-        job = rlightning_command(Path(runs) / "sampled", 1)
-        run([*sampler, "--rate", "500", "--output", str(samples), "--", *job])
-        stacks = samples.read_text().splitlines()
-
-    wall = [instant(after) - instant(before) for before, after in itertools.pairwise(lines)]
-    total = sum(wall)
-    stages = {stage: sum(line["timings"][stage] for line in lines[1:]) for stage in lines[0]["timings"]}
-    stages["everything else (reports, run folder, checkpoints)"] = total - sum(stages.values())
-    text = [
-        f"Where RLightning's time goes. {CASE}.",
-        f"{len(wall)} iterations after the first {WARM_UP}, {total / len(wall) * 1e3:.1f} ms each (median "
-        f"{median(wall) * 1e3:.1f} ms).",
-        "",
-        "By stage, as the engine times them:",
-        *(f"  {1e3 * s / len(wall):7.2f} ms {s / total:6.1%}  {stage}" for stage, s in stages.items()),
-    ]
-
-    own: Counter[str] = Counter()
-    inside: Counter[str] = Counter()
-    for line in stacks:
-        stack, count = line.rsplit(" ", 1)
-        frames = stack.split(";")
-        if not any(frame.startswith("_iterate ") or frame.startswith("_checkpoint ") for frame in frames):
-            continue  # starting up, or another thread
-        own[frames[-1]] += int(count)
-        for frame in set(frames):
-            inside[frame] += int(count)
-    everything = sum(own.values())
-    text += ["", f"Sampled inside iterations and checkpoints ({everything} samples), by the function that was running:"]
-    text += [f"  {n / everything:6.1%}  {frame}" for frame, n in own.most_common(25)]
-    text += ["", "The same, with all that the function called (RLightning's own functions):"]
-    text += [f"  {n / everything:6.1%}  {frame}" for frame, n in inside.most_common() if "(rlightning/" in frame][:40]
-    path = report.RESULTS / "training-profile.txt"
-    report.RESULTS.mkdir(exist_ok=True)
-    path.write_text("\n".join(text) + "\n")
-    print("\n".join(text))
-    return path
-
-
 def main() -> None:
     """Measure, or profile, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -166,6 +116,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="say where RLightning's time goes instead")
     arguments = parser.parse_args()
     if arguments.profile:
+        from benchmarks.training.profile import profile
+
         print(f"\nwritten to {profile().relative_to(ROOT)}")
         return
     row = measure(arguments.rounds)

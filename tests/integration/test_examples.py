@@ -1,4 +1,4 @@
-"""What the repository ships is what it says: manifests are valid, the example policy trains, resumes and splits work."""
+"""What the repository ships is what it says: manifests are valid, the example policy trains."""
 
 from __future__ import annotations
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,10 @@ import pytest
 import yaml
 
 from rlightning.weights.ledger import Ledger
+from tests.support import command
+from tests.support.command import Completed
 from tests.support.jobs import CARTPOLE, HALF_CHEETAH, Flag, Recorder, job, merged, run
 
-ROOT = Path(__file__).parents[2]
 TASKS = {"cartpole": CARTPOLE, "halfcheetah": HALF_CHEETAH}
 POLICY = {"custom": {"class": "tests.support.policies:SignalsItsDriver"}}
 
@@ -31,16 +29,8 @@ def manifest(path: Path, base: dict[str, Any]) -> Path:
     return path
 
 
-def rlightning(*arguments: str | Path, signal_at: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlightning.cli", *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"RLIGHTNING_TEST_SIGNAL": signal_at},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def rlightning(*arguments: str | Path, signal_at: str = "") -> Completed:
+    return command.rlightning(*arguments, environment={"RLIGHTNING_TEST_SIGNAL": signal_at})
 
 
 def final_digest(run_dir: Path) -> str:
@@ -54,7 +44,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp(request.param)
     file = manifest(folder / "job.yaml", TASKS[request.param])
     done = rlightning("run", file, "--run-dir", folder / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.output
     run_dir = folder / "runs" / "resumed" / "1"
     records = Ledger.read(run_dir / "ledger.jsonl")
     assert {r.attempt for r in records} == {1}
@@ -70,23 +60,23 @@ def test_a_disturbed_run_resumes_to_the_undisturbed_digest(
     at = 2 if where == "early" else iterations - 2
     disturbed = rlightning("run", file, "--run-dir", tmp_path, signal_at=f"{int(number)}@{at}")
     run_dir = tmp_path / "resumed" / "1"
-    assert disturbed.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), disturbed.stderr
+    assert disturbed.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), disturbed.output
     last = Ledger.read(run_dir / "ledger.jsonl")[-1].version
     # Ctrl-C finishes the iteration and saves; a kill leaves the version that the iteration began with.
     assert last == (at if number == signal.SIGINT else at - 1)
     saved = run_dir / "checkpoints" / f"iter-{at:08d}"
     if number == signal.SIGINT:
         assert saved.is_dir()
-        assert f"rlightning run --resume {run_dir}" in disturbed.stdout + disturbed.stderr
+        assert f"rlightning run --resume {run_dir}" in disturbed.output
     else:
         assert not saved.is_dir()
     resumed = rlightning("run", "--resume", run_dir)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, resumed.output
     assert final_digest(run_dir) == digest
     attempts = [r.attempt for r in Ledger.read(run_dir / "ledger.jsonl")]
     assert set(attempts) == {1, 2} and attempts == sorted(attempts)
     verified = rlightning("verify", run_dir)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verified.returncode == 0, verified.output
 
 
 def test_a_run_killed_twice_resumes_twice(undisturbed: tuple[Path, str, int], tmp_path: Path) -> None:
