@@ -5,7 +5,7 @@
 
     .venv/bin/uv run hack/docs/run_picture.py
 
-The run happens in a folder that is removed again, and is asked to stop once the picture is taken.
+The run happens in a folder that is removed again, and is killed once the picture is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import io
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -65,8 +64,8 @@ def screen_in_mid_run() -> Screen:
                     sys.exit(f"the run ended before its picture was taken, with exit status {run.returncode}")
                 stream.feed(decoder.decode(os.read(ours, 65536)))
         finally:
-            run.send_signal(signal.SIGINT)
-            run.wait(60)
+            run.kill()
+            run.wait()
     return screen
 
 

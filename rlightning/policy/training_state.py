@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -69,8 +70,9 @@ class TrainingStateMixin:
                     f"{kind} in the checkpoint: {sorted(state[kind])}; in this policy: {sorted(mine)}"
                 )
             for name, thing in mine.items():
-                thing.load_state_dict(state[kind][name])
-        self.load_extra_training_state(state["extra"])
+                # A copy: torch keeps the tensors it is given, and members of one process are given the same ones.
+                thing.load_state_dict(copy.deepcopy(state[kind][name]))
+        self.load_extra_training_state(copy.deepcopy(state["extra"]))
         RngState.from_state_dict(state["rng"]).restore()
 
     def _stateful(self, cls: type) -> dict[str, Any]:
