@@ -45,6 +45,7 @@ bench-training: ## steps per second beside a plain PyTorch loop and stable-basel
 	@benchmarks/training/setup-sb3
 	@$(PY) -m benchmarks.training.bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PROFILE),--profile)
 	@$(PY) -m benchmarks.pages
+	@$(PY) -m benchmarks.pages
 
 .PHONY: lock
 lock: ## resolve pyproject.toml into constraints.txt (UPGRADE=1: to the newest versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from rlightning.policy.fragment_rollout import FragmentRolloutMixin
 from rlightning.policy.gradients import Reduction, reduce_gradients
 from rlightning.policy.train_group import TrainGroupMixin
 from rlightning.policy.training_state import TrainingStateMixin
+from rlightning.runtime.member import explained
 from rlightning.runtime.numerics import prepare_process
 from rlightning.runtime.rng import RngState, Stream
 from rlightning.types import EnvMeta, EnvRet, Fragment, PolicyResponse
@@ -160,11 +162,13 @@ class BasePolicy(
         """Call a method under this member's random state, as :class:`~rlightning.runtime.local.LocalMember` does:
         nothing else in the process can draw from it between two calls.
         """
-        rng = getattr(self, "_rng", None)
-        if rng is None:
-            return getattr(self, method)(*args, **kwargs)
-        with rng.swapped():
-            return getattr(self, method)(*args, **kwargs)
+        rng: RngState | None = self.__dict__.get("_rng")
+        try:
+            with rng.swapped() if rng is not None else contextlib.nullcontext():
+                return getattr(self, method)(*args, **kwargs)
+        except Exception as error:
+            # Explained here, where the traceback is; the cause stays behind, it may not survive pickling.
+            raise explained(self.member_name, method, error) from None
 
     # --- what it gets ----------------------------------------------------------------------------------------------
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from typing import Any
 
-from rlightning.errors import MemberError, RLightningError
 from rlightning.policy.gradients import Baton
-from rlightning.runtime.member import Done, Future, Shared
+from rlightning.runtime.member import Done, Future, Shared, explained
 from rlightning.runtime.rng import RngState, Stream
 
 
@@ -33,7 +31,7 @@ class LocalMember:
             with self.rng.swapped():
                 return Done(getattr(self.policy, method)(*args, **kwargs))
         except Exception as error:
-            return Done(error=_explained(self.name, method, error))
+            return Done(error=explained(self.name, method, error))
 
 
 class _Turn:
@@ -53,7 +51,7 @@ class _Turn:
                 self._value = getattr(member.policy, method)(*args, **kwargs)
             except Exception as caught:
                 error = caught
-                self._error = _explained(member.name, method, caught)
+                self._error = explained(member.name, method, caught)
             finally:
                 # Still this rank's turn: nobody else touches the global generators until finish() hands over.
                 if error is None:
@@ -73,13 +71,3 @@ class _Turn:
 
     def done(self) -> bool:
         return not self._thread.is_alive()
-
-
-def _explained(name: str, method: str, error: Exception) -> Exception:
-    """The error a caller gets: ours as it is, anybody else's with the member's name and its traceback."""
-    if isinstance(error, RLightningError):
-        return error
-    shown = "".join(traceback.format_exception(error))
-    explained = MemberError(name, method, f"{type(error).__name__}: {error}", shown)
-    explained.__cause__ = error
-    return explained

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from rlightning.errors import MemberDeadlineExceeded, MemberError, RLightningError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -73,6 +77,16 @@ class Done(Generic[T]):
         return True
 
 
+def explained(member: str, method: str, error: Exception) -> RLightningError:
+    """The error a caller gets: ours as it is, anybody else's with the member's name and its traceback."""
+    if isinstance(error, RLightningError):
+        return error
+    shown = "".join(traceback.format_exception(error))
+    wrapped = MemberError(member, method, f"{type(error).__name__}: {error}", shown)
+    wrapped.__cause__ = error
+    return wrapped
+
+
 def gather(
     futures: Mapping[str, Future[T]],
     *,
@@ -93,10 +107,6 @@ def gather(
         MemberDeadlineExceeded: some had not answered when the deadline passed; names all of those.
         MemberError, MemberLost: the first (in mapping order) failure, as soon as its turn comes.
     """
-    import time
-
-    from rlightning.errors import MemberDeadlineExceeded
-
     now = clock or time.monotonic
     end = now() + seconds
     answers: dict[str, T] = {}

@@ -39,10 +39,8 @@ class RayFuture:
         except RayTaskError as error:
             if isinstance(error.cause, RLightningError):
                 raise error.cause from None
-            last = str(error.cause)
-            raise MemberError(
-                self.member, self.method, f"{type(error.cause).__name__}: {last}", error.traceback_str
-            ) from None
+            # Not from the policy itself, which explains its errors: Ray could not start the call or return its answer.
+            raise MemberError(self.member, self.method, type(error.cause).__name__, str(error)) from None
 
     def done(self) -> bool:
         return bool(ray.wait([self.ref], timeout=0)[0])

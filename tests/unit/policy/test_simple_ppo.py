@@ -81,8 +81,8 @@ def test_continuous_log_probs_and_entropy_are_those_of_torchs_normal() -> None:
 def test_samples_follow_the_probabilities() -> None:
     of = policy(spaces.Discrete(3))
     with torch.no_grad():
-        of.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, 2.0]))
-        of.actor[-1].weight.zero_()
+        of.get_parameter("actor.2.bias").copy_(torch.tensor([0.0, 1.0, 2.0]))
+        of.get_parameter("actor.2.weight").zero_()
     _, answer = act(of, 20_000)
     expected = torch.tensor([0.0, 1.0, 2.0]).softmax(-1)
     seen = torch.bincount(answer.action, minlength=3) / 20_000
