@@ -29,7 +29,9 @@ def _run(path: Path) -> int:
         + (f" ({', '.join(info.path.name for info in report.checkpoints)})" if report.checkpoints else "")
     ]
     if report.versions:
-        lines.append(f"versions: {report.versions} ({members_of(Ledger.read(path / 'ledger.jsonl'))})")
+        records = Ledger.read(path / "ledger.jsonl")
+        lines.append(f"versions: {report.versions} ({members_of(records)})")
+        lines += repeats_of(records)
     else:
         lines.append("versions: none in the ledger")
     return _verdict(report.problems, lines)
@@ -42,6 +44,26 @@ def members_of(records: list[VersionRecord]) -> str:
     sizes = " or ".join(str(n) for n in sorted(counts))
     members = "the one member" if sizes == "1" else f"all {sizes} members"
     return f"the learner's digest on {members}: {agreeing}"
+
+
+def repeats_of(records: list[VersionRecord]) -> list[str]:
+    """Whether versions that a resumed attempt published again had the digest they had before; empty if there are none.
+
+    A difference is no damage: the resume may have been approximate, or on another kind of machine, or with a manifest
+    that changed what may change.
+    """
+    before: dict[int, VersionRecord] = {}
+    repeated: dict[int, bool] = {}
+    for record in records:
+        earlier = before.get(record.version)
+        if earlier is not None and earlier.attempt != record.attempt:
+            repeated[record.version] = repeated.get(record.version, True) and earlier.digest == record.digest
+        before[record.version] = record
+    different = sorted(version for version, equal in repeated.items() if not equal)
+    if not repeated:
+        return []
+    verdict = f"from version {different[0]} on not with the digest of before" if different else "with equal digests"
+    return [f"repeated after a resume: {len(repeated)}, {verdict}"]
 
 
 def _verdict(problems: list[str], lines: list[str]) -> int:
