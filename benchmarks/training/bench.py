@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="say where RLightning's time goes instead")
     arguments = parser.parse_args()
     if arguments.profile:
-        from benchmarks.training.profile import profile
+        from benchmarks.training.where_time_goes import profile
 
         print(f"\nwritten to {profile().relative_to(ROOT)}")
         return

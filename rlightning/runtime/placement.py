@@ -120,17 +120,19 @@ def ray_session(spec: RLJobSpec) -> Iterator[None]:
     runtime_env = {"env_vars": environment}
     started = not ray.is_initialized()
     if started:
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(runtime_env=runtime_env, logging_level=logging.WARNING)
-        else:
-            pools = {f"{POOL_RESOURCE}{p.name}": float(p.replicas * p.members_per_replica) for p in spec.pools}
+        pools = {f"{POOL_RESOURCE}{p.name}": float(p.replicas * p.members_per_replica) for p in spec.pools}
+        where: dict[str, Any] = {"address": "local", "resources": pools or None, "include_dashboard": False}
+        try:
             ray.init(
-                address="local",
-                resources=pools or None,
-                include_dashboard=False,
                 runtime_env=runtime_env,
                 logging_level=logging.WARNING,
+                **({} if os.environ.get("RAY_ADDRESS") else where),
             )
+        except Exception as error:
+            raise RLightningError(
+                f"Ray did not start: {error} Its logs are in /tmp/ray/session_latest/logs; a machine that is too busy "
+                "is the usual cause, and --placement local needs no Ray"
+            ) from error
     try:
         offered = ray.cluster_resources()
         for role, of in (("train", spec.policy_group.train), ("eval", spec.policy_group.eval)):
