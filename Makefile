@@ -17,7 +17,7 @@ setup: ## make .venv with everything in it (Python >= 3.11; 6 GB, most of it tor
 
 .PHONY: demo
 demo: ## train CartPole-v1 to a mean return of 475 on this machine, then verify the run
-	@hack/setup train
+	@hack/setup train mujoco
 	@.venv/bin/rlightning run manifests/cartpole.yaml
 	@.venv/bin/rlightning verify "$$(ls -d runs/cartpole/[0-9]* | sort -t / -k 3 -n | tail -n 1)"
 
@@ -44,7 +44,6 @@ bench-training: ## steps per second beside a plain PyTorch loop and stable-basel
 	@hack/setup train
 	@benchmarks/training/setup-sb3
 	@$(PY) -m benchmarks.training.bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PROFILE),--profile)
-	@$(PY) -m benchmarks.pages
 	@$(PY) -m benchmarks.pages
 
 .PHONY: lock

@@ -74,7 +74,8 @@ def verify_run(run_dir: Path) -> VerifyReport:
 
     In the ledger, every line must parse (a driver that is killed may leave the last one unfinished), versions must not
     fall within an attempt, all members must have run the learner's weights, and every version must name the one that it
-    was trained from. A checkpoint must hold the weights that the ledger has for its version.
+    was trained from. A checkpoint must hold the weights that the ledger has for its version, and the last version and
+    checkpoint that ``status.json`` names at the end of a run must be there.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -96,6 +97,7 @@ def verify_run(run_dir: Path) -> VerifyReport:
         problems.append(f"{run_dir / 'ledger.jsonl'}: a line is nested too deeply to be read")
     else:
         problems += [f"{run_dir / 'ledger.jsonl'}: {problem}" for problem in _verify_ledger(records, manifests)]
+        problems += [f"{run_dir / 'status.json'}: {problem}" for problem in _verify_status(run_dir, records)]
     checkpoints = [CheckpointInfo(path, m.iteration, m.state_digest) for path, m in manifests.items()]
     return VerifyReport(checkpoints, len(records), problems)
 
@@ -215,6 +217,29 @@ def _verify_first(
     return []
 
 
+def _verify_status(run_dir: Path, records: list[VersionRecord]) -> list[str]:
+    """A run that says it has ended must still have the last version and the checkpoint that it ended with."""
+    path = run_dir / "status.json"
+    if not path.exists():
+        return []
+    try:
+        status = json.loads(path.read_bytes())
+        ended = status.get("state") in ("Succeeded", "Failed", "Stopped")
+        weights, checkpoint = status.get("weights") or {}, status.get("checkpoint") or {}
+        version, digest = weights.get("version"), weights.get("digest")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return [f"cannot be read: {error}"]
+    problems: list[str] = []
+    if ended and version is not None:
+        last = records[-1] if records else None
+        if last is None or (last.version, last.digest) != (version, digest):
+            have = f"ends with version {last.version}, {last.digest}" if last else "is empty"
+            problems.append(f"the run ended with version {version}, {digest}, and the ledger {have}")
+    if ended and checkpoint.get("path") and not (run_dir / "checkpoints" / Path(checkpoint["path"]).name).is_dir():
+        problems.append(f"checkpoint {Path(checkpoint['path']).name}, which the run ended with, is gone")
+    return problems
+
+
 def _verify_against_ledger(records: list[VersionRecord], manifests: Mapping[Path, Manifest]) -> list[str]:
     problems: list[str] = []
     digests = {(record.attempt, record.version): record.digest for record in records}
@@ -223,6 +248,11 @@ def _verify_against_ledger(records: list[VersionRecord], manifests: Mapping[Path
         last[record.attempt] = max(record.version, last.get(record.attempt, -1))
     for path, manifest in manifests.items():
         attempt, version = manifest.attempt, manifest.version
+        named = int(path.name.split("-")[1])
+        if named != manifest.iteration:
+            problems.append(f"checkpoint {path.name} is of iteration {manifest.iteration}: it was renamed or copied")
+        if last and attempt not in last:
+            problems.append(f"checkpoint {path.name} is of attempt {attempt}, which has published nothing here")
         digest = digests.get((attempt, version))
         if digest is not None and digest != manifest.state_digest:
             problems.append(

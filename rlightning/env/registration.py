@@ -138,12 +138,29 @@ def make_environment(spec: EnvironmentSpec) -> gymnasium.Env:
         EnvironmentNotFound, ManifestError, EnvironmentFault: as :func:`check_environment`.
     """
     registered = find_registered(spec.id)
-    _check_kwargs(spec, registered)
     try:
-        if str(registered.entry_point).startswith("gymnasium.envs.mujoco"):
+        _check_kwargs(spec, registered)
+        return _make(spec, registered)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        mujoco = "pip install 'rlightning[mujoco]'"
+        remedy = mujoco if _is_mujoco(registered) else "install it where this runs"
+        raise EnvironmentNotFound(
+            f"environment.id {spec.id!r} needs a package that is not installed ({error}): {remedy}"
+        ) from error
+
+
+def _is_mujoco(registered: EnvSpec) -> bool:
+    return str(registered.entry_point).startswith("gymnasium.envs.mujoco")
+
+
+def _make(spec: EnvironmentSpec, registered: EnvSpec) -> gymnasium.Env:
+    try:
+        if _is_mujoco(registered):
             log_warnings()
         # A copy of the arguments each: environments may keep and change what they are given.
         return gymnasium.make(registered, max_episode_steps=spec.max_episode_steps, **copy.deepcopy(dict(spec.kwargs)))
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError):
+        raise
     except Exception as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown and unknown.group(1) in spec.kwargs:

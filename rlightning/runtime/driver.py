@@ -8,8 +8,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rlightning.api.models import RLJob
+from rlightning.api.models import RLJob, RLJobStatus
 from rlightning.api.resolve import resolve
+from rlightning.api.validate import validate_update
 from rlightning.checkpoint.store import CheckpointStore, Snapshot, load_checkpoint
 from rlightning.engine.sync_rl_engine import Counters, StopRequest, SyncRLEngine
 from rlightning.env import check_environment
@@ -111,6 +112,7 @@ def _run(
     with open_group(spec, meta, placement) as group:
         counters, parent, states = Counters(), None, None
         if snapshot is not None:
+            _check_manifest(snapshot, job)
             _check_numerics(snapshot, numerics, reporter)
             group.load_training_state(snapshot.model, _section(snapshot, "learner"))
             counters = Counters.from_state_dict(_section(snapshot, "engine"))
@@ -168,6 +170,17 @@ def _section(snapshot: Snapshot, name: str) -> Any:
             "`rlightning run` and cannot be resumed"
         )
     return snapshot.sections[name]
+
+
+def _check_manifest(snapshot: Snapshot, job: RLJob) -> None:
+    """Refuse to go on with what may not change after the start, whoever changed it (an edited job.yaml, say)."""
+    recorded = RLJob.from_stored(snapshot.job)
+    status = RLJobStatus(start_time=_now(), shards=recorded.spec.environment.shards)
+    started = recorded.model_copy(update={"status": status})
+    found = validate_update(started, job.model_copy(update={"metadata": recorded.metadata, "status": None}))
+    if found:
+        problems = "\n".join(f"  {v.path}: {v.message} (value {v.value!r}); {v.remedy}" for v in found)
+        raise ManifestError(f"the manifest does not fit the checkpoint of iteration {snapshot.iteration}:\n{problems}")
 
 
 def _check_numerics(snapshot: Snapshot, now: dict[str, str], reporter: Reporter) -> None:

@@ -113,3 +113,11 @@ def test_native_where_there_is_none_is_refused() -> None:
         check_environment(spec("Hopper-v5", vectorization="Native"))
     with pytest.raises(ManifestError, match=r"does not take environment.kwargs.render_mode; use Auto or Sync"):
         check_environment(spec("CartPole-v1", vectorization="Native", kwargs={"render_mode": "rgb_array"}))
+
+
+def test_a_missing_mujoco_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "mujoco" or "envs.mujoco" in n]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    with pytest.raises(EnvironmentNotFound, match=r"Hopper-v5.*pip install 'rlightning\[mujoco\]'"):
+        check_environment(spec("Hopper-v5"))
