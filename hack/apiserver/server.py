@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from hack.apiserver.binaries import ROOT, BuildError, program
+from hack.programs.binaries import ROOT, BuildError, program
 
 PREFIX = "rlightning-apiserver-"
 BOOT_SECONDS = 60

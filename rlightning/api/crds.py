@@ -128,7 +128,7 @@ def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
     out: dict[str, Any] = {}
     for key, value in node.items():
         match key:
-            case "title":
+            case "title" | "propertyNames":
                 pass
             case "description":
                 out[key] = " ".join(value.split())

@@ -12,6 +12,7 @@ operator. ``null`` means "left out", as it does on the API server.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -21,10 +22,12 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 from rlightning.api import rules
 
@@ -33,7 +36,7 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 # Where camelCase alone would be wrong: initialisms keep their case, as everywhere in the Kubernetes API.
-_ALIASES = {"simple_ppo": "simplePPO", "target_kl": "targetKL", "class_": "class"}
+_ALIASES = {"simple_ppo": "simplePPO", "target_kl": "targetKL", "class_": "class", "pod_uid": "podUID"}
 
 
 def _alias(name: str) -> str:
@@ -146,6 +149,33 @@ Time = Annotated[
     Field(
         max_length=40,
         pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$",
+    ),
+]
+
+QUANTITY_PATTERN = r"^([0-9]+|[0-9]+\.[0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+
+def _quantity(value: Any) -> Any:
+    """A Kubernetes quantity as people write it: ``4``, ``500m``, ``16Gi``."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        return value
+    if isinstance(value, str) and len(value) <= 32 and re.fullmatch(QUANTITY_PATTERN, value):
+        return value
+    raise PydanticCustomError("quantity", "must be a whole number or a quantity like 500m or 16Gi")
+
+
+# As the Kubernetes API does: `cpu: 4` and `cpu: "4"` are both fine.
+Quantity = Annotated[
+    Any,
+    BeforeValidator(_quantity),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": QUANTITY_PATTERN,
+            "maxLength": 32,
+            "minimum": 0,
+            "maximum": 2**31 - 1,
+        }
     ),
 ]
 
@@ -320,12 +350,53 @@ class RolesSpec(Manifest):
     eval: EvalRoleSpec = Field(default_factory=EvalRoleSpec)
 
 
+class ResourcesSpec(Manifest):
+    """What a pod is promised. Memory is its limit as well; the processor is not capped."""
+
+    cpu: Quantity = Field(default="1", description="Cores: 4, 500m.")
+    memory: Quantity = Field(default="4Gi", description="Bytes: 16Gi. Shared memory counts.")
+
+
+class TolerationSpec(Manifest):
+    """A taint that the pods of a group tolerate, as in a pod's spec."""
+
+    key: ShortText | None = None
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: ShortText | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+
+
+NodeSelector = Annotated[
+    dict[str, Annotated[str, Field(max_length=63)]],
+    Field(max_length=16, description="Labels that the nodes must have."),
+]
+Tolerations = Annotated[
+    list[TolerationSpec],
+    Field(max_length=16, json_schema_extra=LIST_ATOMIC, description="Taints of nodes that the pods tolerate."),
+]
+
+
+class HeadSpec(Manifest):
+    """The pod of Ray's head, where the driver runs. Used in a cluster only."""
+
+    resources: ResourcesSpec = Field(default_factory=ResourcesSpec)
+    node_selector: NodeSelector = {}
+    tolerations: Tolerations = []
+
+
 class PoolSpec(Manifest):
     """Equal pods (on a laptop: Ray nodes) that host members."""
 
     name: Label
     replicas: int = Field(default=1, ge=1, le=256, description="Pods.")
     members_per_replica: int = Field(default=1, ge=1, le=256, description="Members that share a pod.")
+    gpus_per_replica: int = Field(
+        default=0, ge=0, le=64, description="Devices (nvidia.com/gpu) of each pod. Used in a cluster only."
+    )
+    resources: ResourcesSpec = Field(default_factory=ResourcesSpec, description="Of each pod. Used in a cluster only.")
+    node_selector: NodeSelector = {}
+    tolerations: Tolerations = []
 
 
 class WeightsSpec(Manifest):
@@ -341,11 +412,22 @@ class WeightsSpec(Manifest):
     )
 
 
+_DnsName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+
+
 class CheckpointsSpec(Manifest):
     """What is kept, for resuming and for use."""
 
     every_iterations: int = Field(default=10, ge=1, le=10**9, description="One is saved at the end too.")
     keep: int = Field(default=3, ge=1, le=1000, description="The newest so many; older ones are removed.")
+    claim_name: _DnsName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim, in the job's namespace, that holds the run folder. Without one a job in a "
+        "cluster has no checkpoint that outlives its head pod.",
+    )
+    drain_seconds: int = Field(
+        default=60, ge=1, le=86400, description="To finish an iteration and save when a job is suspended."
+    )
 
 
 class DeadlinesSpec(Manifest):
@@ -358,6 +440,35 @@ class DeadlinesSpec(Manifest):
     )
     lease_seconds: int = Field(default=10, ge=1, le=86400, description="For readers to leave a shared slot.")
     collective_seconds: int = Field(default=60, ge=1, le=86400, description="For an exchange between train members.")
+
+
+class RunPolicySpec(Manifest):
+    """How long a job in a cluster may take, and how often it is started again."""
+
+    backoff_limit: int = Field(
+        default=3, ge=0, le=1000, description="Lost attempts (a pod, node or driver died) that are made good for."
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None, ge=1, le=MAX_INTEGER, description="From the start, or the last resume, to the end."
+    )
+    scheduling_deadline_seconds: int | None = Field(
+        default=None, ge=1, le=MAX_INTEGER, description="For all pods of the Ray cluster to be ready. Left out: none."
+    )
+    progress_deadline_seconds: int = Field(
+        default=900,
+        ge=1,
+        le=MAX_INTEGER,
+        description="Between two reports of progress while all pods are ready; then the attempt counts as lost.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None, ge=0, le=MAX_INTEGER, description="After which a finished job is deleted. Left out: never."
+    )
+
+
+class PullSecret(Manifest):
+    """A Secret with credentials for a registry."""
+
+    name: _DnsName
 
 
 class RLJobSpec(Manifest):
@@ -373,11 +484,30 @@ class RLJobSpec(Manifest):
         default=[],
         max_length=7,
         json_schema_extra=_list_map("name"),
-        description="Where members live. Left out: one node hosts them all.",
+        description="Where members live. Left out: one node (in a cluster: Ray's head) hosts them all.",
+    )
+    head: HeadSpec = Field(default_factory=HeadSpec)
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        pattern=r"^\S+$",
+        description="Of all pods; made from RLightning's trainer image. Left out: the operator's default.",
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None, description="Left out: the operator's default."
+    )
+    image_pull_secrets: list[PullSecret] = Field(
+        default=[], max_length=8, json_schema_extra=LIST_ATOMIC, description="For a private registry."
     )
     weights: WeightsSpec = Field(default_factory=WeightsSpec)
     checkpoints: CheckpointsSpec = Field(default_factory=CheckpointsSpec)
     deadlines: DeadlinesSpec = Field(default_factory=DeadlinesSpec)
+    run_policy: RunPolicySpec = Field(default_factory=RunPolicySpec)
+    suspend: bool = Field(
+        default=False,
+        description="true: save, release the cluster and wait; false again: go on from there. Used in a cluster only.",
+    )
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -450,6 +580,16 @@ class CheckpointStatus(Manifest):
     )
 
 
+class PoolStatus(Manifest):
+    """The pods of one pool."""
+
+    name: Label
+    wanted: Count
+    ready: Count
+    reason: CamelWord | None = Field(default=None, description="Why they are not all ready.")
+    message: Text | None = None
+
+
 class RLJobStatus(Manifest):
     """What is known of a job. Written by the operator in a cluster, into status.json by a local run."""
 
@@ -457,9 +597,11 @@ class RLJobStatus(Manifest):
     conditions: list[Condition] = Field(default=[], max_length=16, json_schema_extra=_list_map("type"))
     state: CamelWord | None = Field(
         default=None,
-        description="For people: Pending, Running, Stopped, Succeeded, Failed. Derived from the conditions.",
+        description="For people: Pending, Starting, Running, Suspending, Suspended, Stopped, Succeeded, Failed. "
+        "Derived from the conditions.",
     )
     attempt: Count | None = Field(default=None, description="Lives of the driver so far.")
+    lost_attempts: Count | None = Field(default=None, description="Those that count against runPolicy.backoffLimit.")
     restarts: list[Restart] = Field(
         default=[], max_length=10, json_schema_extra=LIST_ATOMIC, description="The last 10."
     )
@@ -470,6 +612,11 @@ class RLJobStatus(Manifest):
     shards: int | None = Field(
         default=None, ge=1, le=1024, description="environment.shards as resolved at the first start."
     )
+    ray_cluster: ShortText | None = Field(default=None, description="Name of the RayCluster of this attempt.")
+    run_path: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None, description="Folder of the run on the claim."
+    )
+    pools: list[PoolStatus] = Field(default=[], max_length=8, json_schema_extra=_list_map("name"))
     progress: Progress | None = None
     weights: WeightsStatus | None = None
     eval_replicas: int | None = Field(
@@ -537,6 +684,7 @@ class MemberStatus(Manifest):
     state: CamelWord
     version: Count | None = Field(default=None, description="That its live tensors hold.")
     digest: Digest | None = Field(default=None, description="Computed by the member from the tensors that it runs.")
+    pod: ShortText | None = Field(default=None, description="Where it runs.")
 
 
 class VersionStatus(Manifest):
@@ -553,7 +701,9 @@ class VersionStatus(Manifest):
 class GroupOutcome(Manifest):
     """How the attempt ended. Stored before the driver exits."""
 
-    state: Literal["Succeeded", "Stopped", "Failed"]
+    state: Literal["Succeeded", "Stopped", "Failed", "Lost"] = Field(
+        description="Failed: the job's own error, final. Lost: what it ran on failed; tried again from the checkpoint."
+    )
     reason: CamelWord
     message: Text = ""
 
@@ -573,10 +723,19 @@ class PolicyGroupSpec(Manifest):
     training: RLJobSpec = Field(description="The job's spec with everything resolved, frozen for this attempt.")
 
 
+class DriverStatus(Manifest):
+    """Which process reports."""
+
+    pod: ShortText
+    pod_uid: ShortText
+    start_time: Time
+
+
 class PolicyGroupStatus(Manifest):
     """What the driver reports."""
 
     attempt: int = Field(ge=0, le=10**6, description="That reports. Never goes down.")
+    driver: DriverStatus | None = None
     version: Count | None = Field(
         default=None, description="The last published one. Never goes down within an attempt."
     )

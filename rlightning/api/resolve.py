@@ -24,6 +24,30 @@ def resolve(spec: RLJobSpec) -> RLJobSpec:
     return RLJobSpec.model_validate(stored, by_alias=True, by_name=False)
 
 
+def training_spec(spec: RLJobSpec, shards: int | None = None) -> RLJobSpec:
+    """What a driver is given: the resolved spec without what only the operator acts on, which is put at its default.
+
+    Two specs with equal training specs train alike, so that a change elsewhere (``suspend``, ``runPolicy``, resources)
+    needs no new attempt.
+
+    Args:
+        spec: of the job.
+        shards: as resolved at the job's first start (``status.shards``); None resolves them now.
+    """
+    if spec.environment.shards is None and shards is not None:
+        environment = spec.environment.model_copy(update={"shards": shards})
+        spec = spec.model_copy(update={"environment": environment})
+    stored = resolve(spec).to_dict()
+    for name in ("suspend", "image", "imagePullPolicy", "imagePullSecrets", "head", "runPolicy"):
+        stored.pop(name, None)
+    stored["pools"] = [
+        {name: pool[name] for name in ("name", "replicas", "membersPerReplica")} for pool in stored["pools"]
+    ]
+    for name in ("claimName", "drainSeconds"):
+        stored["checkpoints"].pop(name, None)
+    return RLJobSpec.model_validate(stored, by_alias=True, by_name=False)
+
+
 def spec_hash(spec: Manifest) -> str:
     """``sha256:`` + 64 hex digits over the canonical JSON (sorted keys, no spaces, defaults filled in).
 

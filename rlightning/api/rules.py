@@ -428,6 +428,9 @@ JOB_RULES: tuple[Rule, ...] = (
     _frozen("spec.policyGroup.train.pool", optional=True),
     _frozen("spec.policyGroup.eval.pool", optional=True),
     _frozen("spec.pools"),
+    _frozen("spec.head"),
+    _frozen("spec.image", optional=True),
+    _frozen("spec.checkpoints.claimName", optional=True),
     _frozen("spec.weights.strategy"),
 )
 

@@ -188,6 +188,8 @@ def _explain(loaded: LoadedManifest, model: type[RLJob] | type[PolicyGroupResour
         yield loaded.problem(path, "is required", None, _to_add(schema, str(path[-1])), at_key=True)
     elif error["type"] == "value_error":
         yield loaded.problem(path, str(context["error"]), value, "write what JSON can carry")
+    elif error["type"] == "quantity":
+        yield loaded.problem(path, str(error["msg"]), value, "write cores like 4 or 500m, memory like 16Gi")
     else:
         message, remedy = _out_of_schema(schema, value, error)
         yield loaded.problem(path, message, value, remedy)

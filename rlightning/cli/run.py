@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
+from pydantic.alias_generators import to_camel
+
 from rlightning.api.models import RLJob
 from rlightning.cli.display import open_display, shown_path
 from rlightning.cli.failures import BAD_MANIFEST, FAILED, INTERRUPTED, SUCCEEDED, exit_code, print_error
@@ -202,14 +204,27 @@ def changed_job(run: Path, recorded: RLJob, manifest: Path) -> RLJob:
 
 def unused_fields(job: RLJob, placement: Placement) -> list[str]:
     """Fields that are set and mean nothing where the run takes place."""
-    if placement == "ray":
-        return []
-    roles = job.spec.policy_group
+    spec, defaults = job.spec, type(job.spec).model_fields
+    roles, checkpoints = spec.policy_group, spec.checkpoints
+    one_process = placement == "local"
     fields = {
-        "spec.pools": bool(job.spec.pools),
-        "spec.policyGroup.train.pool": roles.train.pool is not None,
-        "spec.policyGroup.eval.pool": roles.eval.pool is not None,
+        "spec.pools": one_process and bool(spec.pools),
+        "spec.policyGroup.train.pool": one_process and roles.train.pool is not None,
+        "spec.policyGroup.eval.pool": one_process and roles.eval.pool is not None,
+        # What only the operator acts on.
+        "spec.head": spec.head != defaults["head"].get_default(call_default_factory=True),
+        "spec.image": spec.image is not None,
+        "spec.imagePullPolicy": spec.image_pull_policy is not None,
+        "spec.imagePullSecrets": bool(spec.image_pull_secrets),
+        "spec.checkpoints.claimName": checkpoints.claim_name is not None,
+        "spec.checkpoints.drainSeconds": checkpoints.drain_seconds
+        != type(checkpoints).model_fields["drain_seconds"].default,
+        "spec.runPolicy": spec.run_policy != defaults["run_policy"].get_default(call_default_factory=True),
+        "spec.suspend": spec.suspend,
     }
+    for i, pool in enumerate(spec.pools):
+        parts = pool.model_fields_set - {"name", "replicas", "members_per_replica"}
+        fields[f"spec.pools[{i}].{'|'.join(sorted(map(to_camel, parts)))}"] = not one_process and bool(parts)
     return [field for field, given in fields.items() if given]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hack.apiserver.binaries import BuildError, program
+from hack.programs.binaries import BuildError, program
 from hack.apiserver.server import ApiServer, ServerError
 from rlightning.api import crds
 

@@ -23,6 +23,24 @@ LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,18}[a-z0-9])?", fullmatch=True).filter
 DEADLINES = ("memberStart", "fragment", "acknowledgement", "lease", "collective")
 
 
+QUANTITY = st.integers(0, 2**31 - 1) | st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9])?(m|k|M|G|Ki|Mi|Gi)?", fullmatch=True)
+RESOURCES = st.fixed_dictionaries({}, optional={"cpu": QUANTITY, "memory": QUANTITY})
+SELECTOR = st.dictionaries(st.sampled_from(["disk", "kubernetes.io/hostname", "zone"]), st.text("abc", max_size=5))
+TOLERATIONS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "key": st.just("nvidia.com/gpu"),
+            "operator": st.sampled_from(["Exists", "Equal"]),
+            "effect": st.sampled_from(["NoSchedule", "NoExecute"]),
+            "tolerationSeconds": st.integers(0, 300),
+        },
+    ),
+    max_size=2,
+)
+PODS = {"resources": RESOURCES, "nodeSelector": SELECTOR, "tolerations": TOLERATIONS}
+
+
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """A mapping with any of the fields, or none."""
     return st.fixed_dictionaries({}, optional=fields)
@@ -84,7 +102,9 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         names = draw(st.lists(LABEL, min_size=1, max_size=7, unique=True))
         places = {"replicas": draw(st.integers(1, 4)), "membersPerReplica": 32}
-        spec["pools"] = [{"name": name, **places} for name in names]
+        spec["pools"] = [
+            {"name": name, **places, **draw(some(gpusPerReplica=st.integers(0, 64), **PODS))} for name in names
+        ]
         for role in roles.values():
             role["pool"] = draw(st.sampled_from(names))
     return spec | draw(
@@ -98,7 +118,24 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
                 strategy=st.sampled_from(["None", "Double", "Shared"]),
                 onMismatch=st.sampled_from(["Warn", "Resync", "Fail"]),
             ),
-            checkpoints=some(everyIterations=st.integers(1, 10**9), keep=st.integers(1, 1000)),
+            checkpoints=some(
+                everyIterations=st.integers(1, 10**9),
+                keep=st.integers(1, 1000),
+                claimName=st.sampled_from(["runs", "a.b-c"]),
+                drainSeconds=st.integers(1, 86400),
+            ),
+            image=st.sampled_from(["trainer", "example.com:5000/a/trainer:1"]),
+            imagePullPolicy=st.sampled_from(["Always", "IfNotPresent", "Never"]),
+            imagePullSecrets=st.just([{"name": "registry"}]),
+            head=some(**PODS),
+            runPolicy=some(
+                backoffLimit=st.integers(0, 1000),
+                activeDeadlineSeconds=st.integers(1, 10**15),
+                schedulingDeadlineSeconds=st.integers(1, 10**15),
+                progressDeadlineSeconds=st.integers(1, 10**15),
+                ttlSecondsAfterFinished=st.integers(0, 10**15),
+            ),
+            suspend=st.booleans(),
             deadlines=some(**{f"{name}Seconds": st.integers(1, 86400) for name in DEADLINES}),
         )
     )

@@ -72,7 +72,7 @@ def test_schemas_are_structural() -> None:
         "definitions",
     }
     for path, node in NODES:
-        assert "type" in node, path
+        assert "type" in node or node["x-kubernetes-int-or-string"] is True, path
         assert not forbidden & set(node), path
         assert not ("properties" in node and "additionalProperties" in node), path
         for bound in ("exclusiveMinimum", "exclusiveMaximum"):
@@ -81,7 +81,9 @@ def test_schemas_are_structural() -> None:
 
 def test_every_list_map_and_string_is_bounded() -> None:
     for path, node in NODES:
-        if node["type"] == "array":
+        if "type" not in node:  # a whole number or text
+            assert {"minimum", "maximum", "maxLength", "pattern"} <= set(node), path
+        elif node["type"] == "array":
             assert "maxItems" in node, path
             assert node["x-kubernetes-list-type"] in ("atomic", "map", "set"), path
             for key in node.get("x-kubernetes-list-map-keys", ()):
@@ -101,6 +103,9 @@ def test_bounds_fit_64_bits() -> None:
             assert abs(node.get(bound, 0)) < 2**63, path
 
 
+TOLERATION = ("key", "value", "effect", "tolerationSeconds")
+
+
 def test_only_optional_fields_of_the_spec_without_a_default_take_null() -> None:
     nullable = {path for path, node in NODES if node.get("nullable")}
     assert {path.removeprefix("RLJob.spec.") for path in nullable if path.startswith("RLJob")} == {
@@ -112,6 +117,13 @@ def test_only_optional_fields_of_the_spec_without_a_default_take_null() -> None:
         "evaluation.stopAtReturn",
         "policyGroup.train.pool",
         "policyGroup.eval.pool",
+        *(f"{group}.tolerations[].{name}" for group in ("head", "pools[]") for name in TOLERATION),
+        "image",
+        "imagePullPolicy",
+        "checkpoints.claimName",
+        "runPolicy.activeDeadlineSeconds",
+        "runPolicy.schedulingDeadlineSeconds",
+        "runPolicy.ttlSecondsAfterFinished",
     }
     assert not [path for path, node in NODES if node.get("nullable") and "default" in node]
 
@@ -124,7 +136,19 @@ def test_every_rule_has_a_message_that_names_a_remedy() -> None:
 
 
 SPEC_SCHEMA = schema_of(CRDS["RLJob"])["properties"]["spec"]
-CHECKER = jsonschema.Draft4Validator(SPEC_SCHEMA)  # like OpenAPI 3.0, it has boolean exclusive bounds
+
+
+def standard(schema: Any) -> Any:
+    """The schema with Kubernetes' own word for "a whole number or text" said in JSON schema's."""
+    if isinstance(schema, list):
+        return [standard(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = {key: standard(value) for key, value in schema.items() if key != "x-kubernetes-int-or-string"}
+    return {**known, "type": ["integer", "string"]} if "x-kubernetes-int-or-string" in schema else known
+
+
+CHECKER = jsonschema.Draft4Validator(standard(SPEC_SCHEMA))  # like OpenAPI 3.0, it has boolean exclusive bounds
 
 
 def job(spec: dict[str, Any]) -> dict[str, Any]:

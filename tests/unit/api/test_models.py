@@ -98,8 +98,8 @@ def test_a_manifest_takes_camel_case_only() -> None:
 
 
 def test_readers_of_stored_objects_ignore_unknown_fields_at_any_depth() -> None:
-    newer = stored(environment={"id": "CartPole-v1", "wrappers": ["x"]}, suspend=True)
-    newer["status"] = {"state": "Queued", "rayCluster": "a"}
+    newer = stored(environment={"id": "CartPole-v1", "wrappers": ["x"]}, queueName="a")
+    newer["status"] = {"state": "Queued", "queue": "a"}
     newer["metadata"]["managedFields"] = [{"manager": "kubectl"}]
     job = RLJob.from_stored(newer)
     assert job.spec == spec()

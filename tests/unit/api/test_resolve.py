@@ -99,6 +99,6 @@ def test_fields_come_in_the_order_of_the_models() -> None:
     read = yaml.safe_load(to_yaml(RLJob(metadata=ObjectMeta(name="cartpole"), spec=resolve(spec()))))
     assert list(read) == ["apiVersion", "kind", "metadata", "spec"]
     assert list(read["spec"]) == [
-        "seed", "environment", "policy", "training", "evaluation", "policyGroup", "pools", "weights", "checkpoints",
-        "deadlines",
+        "seed", "environment", "policy", "training", "evaluation", "policyGroup", "pools", "head",
+        "imagePullSecrets", "weights", "checkpoints", "deadlines", "runPolicy", "suspend",
     ]  # fmt: skip

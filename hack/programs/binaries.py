@@ -1,4 +1,4 @@
-"""Kubernetes' own programs, built from their Go modules: ``hack/apiserver/build``.
+"""Kubernetes' own programs, built from their Go modules: ``hack/programs/build``.
 
 No container image, registry or download page is involved: a Go toolchain and a module proxy are enough. Builds are kept
 by the hash of what they are made from, under RLIGHTNING_CACHE (default ``~/.cache/rlightning``); the first one takes
@@ -44,6 +44,14 @@ PROGRAMS = {
     "etcd": Program("etcd", "go.etcd.io/etcd/server/v3"),
     "kube-apiserver": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    "kube-controller-manager": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy"),
+    "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
+    "coredns": Program("coredns", "github.com/coredns/coredns"),
+    "ray-operator": Program("kuberay", "github.com/ray-project/kuberay/ray-operator"),
+    "kube-router": Program("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
+    "helm": Program("helm", "helm.sh/helm/v4/cmd/helm"),
 }
 
 
@@ -97,7 +105,8 @@ def _go_candidates() -> list[str]:
     return [shutil.which("go") or "", str(ROOT / ".venv" / "bin" / "go"), "/usr/local/go/bin/go"]
 
 
-def _go() -> str:
+def go_program() -> str:
+    """The path of a Go toolchain. Raises BuildError where there is none."""
     for candidate in _go_candidates():
         if candidate and os.access(candidate, os.X_OK):
             return candidate
@@ -109,7 +118,7 @@ def _go() -> str:
 
 def _build(name: str, folder: Path) -> None:
     entry = PROGRAMS[name]
-    go = _go()
+    go = go_program()
     cache = cache_folder()
     (cache / "bin").mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly -buildvcs=false"}
@@ -160,7 +169,7 @@ def main() -> int:
         for name in PROGRAMS:
             print(program(name))
     except BuildError as error:
-        print(f"hack/apiserver/build: {error}", file=sys.stderr)
+        print(f"hack/programs/build: {error}", file=sys.stderr)
         return 1
     return 0
 
