@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -39,6 +40,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 _ALIASES = {"simple_ppo": "simplePPO", "target_kl": "targetKL", "class_": "class", "pod_uid": "podUID"}
 
 
+@cache
 def _alias(name: str) -> str:
     return _ALIASES.get(name) or to_camel(name)
 

@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hack.programs.binaries import BuildError, program
 from hack.apiserver.server import ApiServer, ServerError
+from hack.programs.binaries import BuildError, program
 from rlightning.api import crds
-
-
-@dataclass(frozen=True)
-class Kube:
-    """An API server with a namespace of the tests' own."""
-
-    kubectl: Path
-    kubeconfig: str
-    namespace: str
-
-    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; the caller looks at the exit status."""
-        return subprocess.run(
-            [str(self.kubectl), "--namespace", self.namespace, *arguments],
-            env={**os.environ, "KUBECONFIG": self.kubeconfig},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def ok(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl, which must succeed; returns its output."""
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, f"kubectl {' '.join(arguments)}\n{done.stderr}"
-        return done.stdout
-
-    def json(self, *arguments: str, stdin: str | None = None) -> Any:
-        """Run kubectl, which must succeed; returns its JSON output."""
-        return json.loads(self.ok(*arguments, "--output", "json", stdin=stdin))
-
-    def patch_status(self, kind: str, name: str, status: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """Merge into an object's status, through its subresource; the caller looks at the exit status."""
-        patch = json.dumps({"status": status})
-        return self.run("patch", kind, name, "--subresource=status", "--type=merge", "--patch", patch)
+from tests.support.kube import Kube
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""The routes: jobs, and probes with metrics."""
