@@ -21,10 +21,35 @@ demo: ## train CartPole-v1 to a mean return of 475 on this machine, then verify 
 	@.venv/bin/rlightning run manifests/cartpole.yaml
 	@.venv/bin/rlightning verify "$$(ls -d runs/cartpole/[0-9]* | sort -t / -k 3 -n | tail -n 1)"
 
+.PHONY: cluster-up
+cluster-up: ## boot a real two-node Kubernetes with KubeRay and this tree's images on this machine (root, Linux)
+	@hack/setup
+	@$(PY) -m hack.cluster up
+
+.PHONY: cluster-down
+cluster-down: ## take it down; only caches stay
+	@hack/setup
+	@$(PY) -m hack.cluster down
+
+.PHONY: images
+images: ## build the operator's and the trainer's image, without booting (the first time 15 minutes, 20 GB of disk)
+	@hack/setup
+	@$(PY) -m hack.cluster images
+
+.PHONY: demo-cluster
+demo-cluster: ## the same on a real two-node Kubernetes cluster that it boots here (root; or KUBECONFIG=...)
+	@hack/setup
+	@hack/cluster/demo
+
 .PHONY: test
 test: ## lint, types and every test
 	@hack/setup
 	@hack/test
+
+.PHONY: faults
+faults: ## kill every part of a running job, one at a time, on the cluster (long; `make test` kills four in one run)
+	@hack/setup
+	@$(PY) -m pytest -m faults --durations 10 tests/cluster
 
 .PHONY: lint
 lint: ## ruff (rules and format) and mypy
@@ -44,6 +69,13 @@ bench-training: ## steps per second beside a plain PyTorch loop and stable-basel
 	@hack/setup train
 	@benchmarks/training/setup-sb3
 	@$(PY) -m benchmarks.training.bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PROFILE),--profile)
+	@$(PY) -m benchmarks.pages
+
+.PHONY: bench-startup
+bench-startup: ## kubectl apply to the first iteration, beside a bare RayCluster of the same shape (ROUNDS=3)
+	@hack/setup
+	@hack/cluster/install
+	@$(PY) -m benchmarks.startup.bench $(if $(ROUNDS),--rounds $(ROUNDS))
 	@$(PY) -m benchmarks.pages
 
 .PHONY: lock

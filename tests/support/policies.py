@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -51,8 +52,6 @@ class SleepsInRollout(SimplePPOPolicy):
 
     def rollout_fragment(self, shard: int, version: int, steps: int) -> Any:
         if version == 1 and self.member_name == "eval-1":
-            import time
-
             time.sleep(6)
         return super().rollout_fragment(shard, version, steps)
 
@@ -87,6 +86,14 @@ class SaysNothing(SimplePPOPolicy):
     def rollout_step(self, env_ret: EnvRet, deterministic: bool = False, **kwargs: Any) -> PolicyResponse:
         answer = super().rollout_step(env_ret, deterministic=deterministic)
         return PolicyResponse(env_ret.env_id, action=answer.action)
+
+
+class TakesItsTime(SimplePPOPolicy):
+    """A quarter of a second for each training step, so that a test can meet it in the middle of a run."""
+
+    def train(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # type: ignore[override]
+        time.sleep(0.25)
+        return super().train()
 
 
 class RecordsGradients(SimplePPOPolicy):

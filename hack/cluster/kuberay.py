@@ -1,0 +1,77 @@
+"""KubeRay: its CRDs, and its operator as a program on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from hack.cluster import layout, processes
+from hack.cluster.layout import ClusterError
+from hack.programs.binaries import COMPONENTS, BuildError, cache_folder, go_program, program
+
+MODULE = "github.com/ray-project/kuberay/ray-operator"
+HEALTH_PORT = 18082
+
+
+def crds() -> Path:
+    """The folder of KubeRay's CRDs, from the same Go module as its operator. Raises ClusterError."""
+    kept = cache_folder() / "bin" / program("ray-operator").parent.name / "crds"
+    if not kept.is_dir():
+        try:
+            go = go_program()
+        except BuildError as error:
+            raise ClusterError(f"KubeRay's CRDs come with its Go module: {error}") from None
+        done = subprocess.run(
+            [go, "mod", "download", "-json", MODULE],
+            cwd=COMPONENTS / "kuberay",
+            env={**os.environ, "GOWORK": "off", "GOFLAGS": "-mod=mod"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ClusterError(
+                f"KubeRay's Go module could not be fetched: {done.stderr.strip() or done.stdout.strip()}"
+            )
+        temporary = kept.with_name(".crds")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(Path(json.loads(done.stdout)["Dir"]) / "config" / "crd" / "bases", temporary)
+        for path in [temporary, *temporary.iterdir()]:  # Go's module cache is read-only
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        temporary.rename(kept)
+    return kept
+
+
+def crd_names() -> list[str]:
+    """Names of the CRDs, ``rayclusters.ray.io`` and others."""
+    return sorted(".".join(reversed(path.stem.split("_"))) for path in crds().glob("*.yaml"))
+
+
+def start_operator() -> None:
+    """Start KubeRay's operator; its CRDs are there. Returns when it says that it is ready."""
+    processes.start(
+        "ray-operator",
+        [
+            program("ray-operator"),
+            f"--kubeconfig={layout.kubeconfig()}",
+            "--enable-leader-election=false",
+            "--metrics-addr=:18080",
+            f"--health-probe-bind-address=:{HEALTH_PORT}",
+        ],
+        namespace=layout.namespace(1),
+    )
+    processes.wait_for("KubeRay's operator to be ready", operator_ready, 60, ["ray-operator"])
+
+
+def operator_ready() -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{layout.API_ADDRESS}:{HEALTH_PORT}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,227 @@
+"""Killed while it trains: whatever dies, the job ends Succeeded with the digest of the undisturbed run.
+
+Each test records the iteration of the kill, the identity (uid or pid) before and after, and a counter that is 0 in the
+undisturbed run of ``test_end_to_end``; so a kill that missed fails the test.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.cluster_jobs import Job, iterations, job_like_shipped
+from tests.support.installation import Installation
+from tests.support.kube import Kube, eventually
+from tests.support.local_runs import LocalRun, LocalRuns
+
+pytestmark = pytest.mark.cluster
+
+STARTED = 240
+"""Seconds for a job to be on its way."""
+
+
+def long_job(name: str) -> dict[str, Any]:
+    """At least 60 s of training: the shipped job without its target."""
+    return job_like_shipped(
+        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": 90_000}
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(local_runs: LocalRuns) -> LocalRun:
+    """The same job on this machine; test_end_to_end shows that a cluster ends with the same digest."""
+    return local_runs.of(long_job("long"))
+
+
+@dataclass
+class Kill:
+    """One kill, proved."""
+
+    what: str
+    iteration: int
+    before: str
+    after: str
+
+    def check(self, last: int) -> None:
+        print(f"{self.what} killed at iteration {self.iteration} of {last}: {self.before} -> {self.after}")
+        assert 2 <= self.iteration <= last - 2, self
+        assert self.before != self.after, self
+
+
+def progressed(job: Job, beyond: int, seconds: float = 240) -> int:
+    """Wait until training has gone on by some iterations, so that the next kill is one of its own."""
+    return job.until_iteration(beyond, seconds=seconds)
+
+
+def kill_pod(kube: Kube, pod: dict[str, Any]) -> str:
+    """Delete a pod at once, as if its machine had lost power."""
+    kube.ok("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
+    return str(pod["metadata"]["uid"])
+
+
+def kill_operator(installation: Installation, job: Job) -> Kill:
+    before = installation.operator_pod()["metadata"]["uid"]
+    kill = Kill("operator pod", job.iteration, before, "")
+    kill_pod(installation.system, installation.operator_pod())
+
+    def other() -> str | None:
+        uid = str(installation.operator_pod()["metadata"]["uid"])
+        return uid if uid != before else None
+
+    kill.after = eventually(other, seconds=120, what="another operator pod")
+    return kill
+
+
+def kill_submitter(job: Job) -> Kill:
+    (pod,) = [p for p in job.pods(component="submitter") if p["status"].get("phase") == "Running"]
+    kill = Kill("submitter pod", job.iteration, kill_pod(job.kube, pod), "")
+
+    def other() -> str | None:
+        pods = [p for p in job.pods(component="submitter") if p["status"].get("phase") == "Running"]
+        return str(pods[0]["metadata"]["uid"]) if pods and pods[0]["metadata"]["uid"] != kill.before else None
+
+    kill.after = eventually(other, seconds=120, what="another submitter pod", now=job.describe)
+    return kill
+
+
+def kill_worker(job: Job, pool: str) -> Kill:
+    pods = job.workers(pool)
+    kill = Kill(f"pod of pool {pool}", job.iteration, kill_pod(job.kube, pods[0]), "")
+    known = {p["metadata"]["uid"] for p in pods}
+
+    def other() -> str | None:
+        return next((str(p["metadata"]["uid"]) for p in job.workers(pool) if p["metadata"]["uid"] not in known), None)
+
+    kill.after = eventually(other, seconds=120, what=f"another pod of pool {pool}", now=job.describe)
+    return kill
+
+
+def kill_head(job: Job) -> Kill:
+    head = job.head()
+    kill = Kill("head pod", job.iteration, kill_pod(job.kube, head), "")
+
+    def other() -> str | None:
+        uid = str(job.head()["metadata"]["uid"])
+        return uid if uid != kill.before else None
+
+    kill.after = eventually(other, seconds=180, what="another head pod", now=job.describe)
+    return kill
+
+
+def kill_driver(job: Job) -> Kill:
+    pid = job.driver_pid()
+    kill = Kill("driver process", job.iteration, f"attempt {job.status['attempt']} pid {pid}", "")
+    job.exec_head("python3", "-c", f"import os; os.kill({pid}, 9)")
+    job.until(lambda s: s["attempt"] > 1, seconds=120, what="another attempt")
+    kill.after = eventually(
+        lambda: f"attempt {job.status['attempt']} pid {job.driver_pid()}" if "driver" in job.group()["status"] else None,
+        seconds=180,
+        what="another driver",
+        now=job.describe,
+    )
+    return kill
+
+
+def ends_undisturbed(job: Job, kills: list[Kill], undisturbed: LocalRun, restarts: list[str]) -> dict[str, Any]:
+    """The job succeeds with the digest of the undisturbed run, in one RayCluster, restarted for these reasons."""
+    clusters = {c["metadata"]["name"]: c["metadata"]["uid"] for c in job.clusters()}
+    status = job.succeeded(seconds=420)
+    for kill in kills:
+        kill.check(undisturbed.iterations)
+    assert status["weights"]["digest"] == undisturbed.digest, job.describe()
+    assert status["weights"]["consistentMembers"] == "4/4"
+    assert status["progress"]["iteration"] == undisturbed.iterations
+    assert [r["reason"] for r in status.get("restarts", ())] == restarts, status.get("restarts")
+    assert status.get("lostAttempts", 0) == len(restarts)
+    assert status["attempt"] == 1 + len(restarts)
+    assert status["rayCluster"].endswith("-1"), "no second RayCluster was needed"
+    assert set(clusters) <= {status["rayCluster"]}
+    return status
+
+
+def test_operator_submitter_eval_pod_and_head_in_one_run(
+    installation: Installation, namespace: Kube, undisturbed: LocalRun
+) -> None:
+    job = Job(namespace, long_job("long")).create()
+    progressed(job, 2, seconds=STARTED)
+    kills = [kill_operator(installation, job)]
+    kills.append(kill_submitter(job))
+    # Neither of these disturbs the training: it is still the first attempt, and the successor of the submitter
+    # followed the same Ray job.
+    progressed(job, kills[1].iteration + 1)
+    assert job.status["attempt"] == 1
+    submitter = namespace.get("job", f"{job.status['rayCluster']}-1")
+    assert submitter is not None and submitter["status"].get("failed", 0) == 1, "the counter of the killed submitter"
+    kills.append(kill_worker(job, "actors"))
+    job.until(lambda s: s["attempt"] == 2, seconds=120, what="a second attempt after the eval pod's death")
+    progressed(job, kills[2].iteration + 2)
+    kills.append(kill_head(job))
+    job.until(lambda s: s["attempt"] == 3, seconds=180, what="a third attempt after the head's death")
+    ends_undisturbed(job, kills, undisturbed, ["MemberLost", "HeadLost"])
+    folder = installation.claim_directory(namespace.namespace, "runs") / job.status["runPath"]
+    attempts = [line["attempt"] for line in iterations(folder) if "attempt" in line]
+    assert set(attempts) == {1, 2, 3}
+
+
+@pytest.mark.faults
+def test_the_driver_process(installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = Job(namespace, long_job("driver")).create()
+    progressed(job, 5, seconds=STARTED)
+    kills = [kill_driver(job)]
+    ends_undisturbed(job, kills, undisturbed, ["DriverLost"])
+
+
+@pytest.mark.faults
+def test_the_train_pod(installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = Job(namespace, long_job("train")).create()
+    progressed(job, 5, seconds=STARTED)
+    kills = [kill_worker(job, "learners")]
+    job.until(lambda s: s["attempt"] == 2, seconds=120, what="a second attempt")
+    ends_undisturbed(job, kills, undisturbed, ["MemberLost"])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("part", ["operator", "submitter", "eval", "head"])
+def test_each_part_alone(installation: Installation, namespace: Kube, undisturbed: LocalRun, part: str) -> None:
+    job = Job(namespace, long_job(f"alone-{part}")).create()
+    progressed(job, 5, seconds=STARTED)
+    restarts: list[str] = []
+    if part == "operator":
+        kill = kill_operator(installation, job)
+    elif part == "submitter":
+        kill = kill_submitter(job)
+    elif part == "eval":
+        kill, restarts = kill_worker(job, "actors"), ["MemberLost"]
+    else:
+        kill, restarts = kill_head(job), ["HeadLost"]
+    ends_undisturbed(job, [kill], undisturbed, restarts)
+
+
+def test_suspend_then_resume(installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = Job(namespace, long_job("pause")).create()
+    progressed(job, 5, seconds=STARTED)
+    first = job.status["rayCluster"]
+    namespace.merge("rljob", job.name, {"spec": {"suspend": True}})
+    suspended = job.until_condition("Suspended", status="True", seconds=120)
+    eventually(lambda: not job.clusters() and not job.pods(ray__is_ray_node="yes"), seconds=90, what="the cluster is gone")
+    status = job.status
+    assert status["state"] == "Suspended"
+    stopped_at = status["checkpoint"]["iteration"]
+    assert re.search(rf"\b{stopped_at}\b", suspended["message"]), suspended
+    assert 2 <= stopped_at <= undisturbed.iterations - 2
+    folder = installation.claim_directory(namespace.namespace, "runs") / status["runPath"]
+    done = [line["iteration"] for line in iterations(folder)]
+    assert done[-1] - stopped_at <= 1, "at most one iteration is lost"
+
+    namespace.merge("rljob", job.name, {"spec": {"suspend": False}})
+    job.until_condition("Suspended", status="False", seconds=60)
+    status = job.succeeded(seconds=420)
+    assert status["weights"]["digest"] == undisturbed.digest
+    assert status["rayCluster"] != first
+    assert status["attempt"] == 2
+    assert status.get("lostAttempts", 0) == 0, "a suspension is no fault"
+    again = [line["iteration"] for line in iterations(folder)]
+    assert len(again) - len(set(again)) <= 1, "at most one iteration was done twice"
