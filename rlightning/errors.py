@@ -37,6 +37,10 @@ class RunFolderError(RLightningError):
     """The run folder cannot be created, written or locked."""
 
 
+class RunFolderInUse(RunFolderError):
+    """Another driver holds the run folder."""
+
+
 class WeightsError(RLightningError):
     """The weight plane refused or failed: buffer strategy, slot, lease or layout."""
 
@@ -68,6 +72,14 @@ class NonFiniteLoss(RLightningError):
         return f"iteration {self.iteration}: {self.what}"
 
 
+class Superseded(RLightningError):
+    """A newer attempt has taken over, or the job is gone: this driver ends at once and writes nothing more."""
+
+
+class StoppedEarly(RLightningError):
+    """Asked to stop before training began."""
+
+
 class MemberDeadlineExceeded(RLightningError):
     """Members did not answer in time.
 
@@ -76,36 +88,43 @@ class MemberDeadlineExceeded(RLightningError):
         late: names of the members that had not answered.
         seconds: the deadline.
         field: the manifest field that sets it.
+        detail: a further sentence: what else is known.
     """
 
-    def __init__(self, what: str, late: Sequence[str], seconds: float, field: str) -> None:
-        super().__init__(what, tuple(late), seconds, field)
-        self.what, self.late, self.seconds, self.field = what, tuple(late), seconds, field
+    def __init__(self, what: str, late: Sequence[str], seconds: float, field: str, detail: str = "") -> None:
+        super().__init__(what, tuple(late), seconds, field, detail)
+        self.what, self.late, self.seconds, self.field, self.detail = what, tuple(late), seconds, field, detail
 
     def __str__(self) -> str:
         return (
             f"{self.what}: no answer from {', '.join(self.late)} within {self.seconds:g} s ({self.field}). "
-            "Its log says what it was doing; raise the deadline if the work is that slow."
+            f"Its log says what it was doing; raise the deadline if the work is that slow. {self.detail}".rstrip()
         )
 
 
 class MemberLost(RLightningError):
-    """A member's process is gone."""
+    """A member's process is gone; ``pod`` is the Kubernetes pod that it was in, if any."""
 
-    def __init__(self, member: str, what: str, cause: str) -> None:
-        super().__init__(member, what, cause)
-        self.member, self.what, self.cause = member, what, cause
+    def __init__(self, member: str, what: str, cause: str, pod: str = "") -> None:
+        super().__init__(member, what, cause, pod)
+        self.member, self.what, self.cause, self.pod = member, what, cause, pod
 
     def __str__(self) -> str:
-        return f"member {self.member} was lost during {self.what}: {self.cause}"
+        return f"member {self.member}{_in_pod(self.pod)} was lost during {self.what}: {self.cause}"
 
 
 class MemberError(RLightningError):
     """A member raised: the user's code or ours, with the traceback from where it happened."""
 
-    def __init__(self, member: str, what: str, error: str, remote_traceback: str) -> None:
-        super().__init__(member, what, error, remote_traceback)
-        self.member, self.what, self.error, self.remote_traceback = member, what, error, remote_traceback
+    def __init__(self, member: str, what: str, error: str, remote_traceback: str, pod: str = "") -> None:
+        super().__init__(member, what, error, remote_traceback, pod)
+        self.member, self.what, self.error, self.pod = member, what, error, pod
+        self.remote_traceback = remote_traceback
 
     def __str__(self) -> str:
-        return f"member {self.member} raised in {self.what}: {self.error}\n{self.remote_traceback.rstrip()}"
+        who = f"member {self.member}{_in_pod(self.pod)}"
+        return f"{who} raised in {self.what}: {self.error}\n{self.remote_traceback.rstrip()}"
+
+
+def _in_pod(pod: str) -> str:
+    return f" (pod {pod})" if pod else ""

@@ -161,7 +161,7 @@ class Display:
         elif outcome.state == "Stopped":
             yield f"stopped: {outcome.message.removeprefix('stopped ')} ({where})"
         else:
-            yield f"failed: {outcome.reason} ({where})"
+            yield f"{outcome.state.lower()}: {outcome.reason} ({where})"
         if outcome.digest is not None:
             weights = f"weights v{outcome.version} {outcome.digest}"
             if self._record is not None and self._record.version == outcome.version:

@@ -176,10 +176,9 @@ def changed_job(run: Path, recorded: RLJob, manifest: Path) -> RLJob:
     Raises:
         ManifestError: names each field that may not change.
     """
-    from rlightning.api import rules
-    from rlightning.api.models import RLJobStatus
+    from rlightning.api.changes import refused_changes
     from rlightning.api.resolve import resolve
-    from rlightning.api.validate import load_job, validate_update
+    from rlightning.api.validate import load_job
 
     wanted = load_job(manifest)
     if wanted.metadata.name != recorded.metadata.name:
@@ -191,14 +190,9 @@ def changed_job(run: Path, recorded: RLJob, manifest: Path) -> RLJob:
         environment = wanted.spec.environment.model_copy(update={"shards": recorded.spec.environment.shards})
         wanted = wanted.model_copy(update={"spec": wanted.spec.model_copy(update={"environment": environment})})
     wanted = wanted.model_copy(update={"spec": resolve(wanted.spec), "metadata": recorded.metadata, "status": None})
-    started = recorded.model_copy(
-        update={"status": RLJobStatus(start_time="1970-01-01T00:00:00Z", shards=recorded.spec.environment.shards)}
-    )
-    found = validate_update(started, wanted)
-    found += rules.violations(rules.SPEC_RULES, wanted.spec)
-    if found:
-        problems = "\n".join(f"  {v.path}: {v.message} (value {v.value!r}); {v.remedy}" for v in found)
-        raise ManifestError(f"{manifest} does not fit the run {run}:\n{problems}")
+    refused = refused_changes(recorded, wanted)
+    if refused:
+        raise ManifestError("\n  ".join([f"{manifest} does not fit the run {run}:", *refused]))
     return wanted
 
 

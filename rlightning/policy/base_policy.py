@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
+import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -140,7 +143,7 @@ class BasePolicy(
 
     # --- as a member of a group -------------------------------------------------------------------------------------
 
-    def setup_member(self, name: str, seed: int, stream: int, index: int, threads: int) -> str:
+    def setup_member(self, name: str, seed: int, stream: int, index: int, threads: int) -> tuple[str, str]:
         """First call into a policy that has a process of its own (a Ray actor).
 
         Args:
@@ -149,14 +152,27 @@ class BasePolicy(
             threads: of numerical libraries.
 
         Returns:
-            Id of the Ray node, which members with the same ``/dev/shm`` share.
+            Id of the Ray node, which members with the same ``/dev/shm`` share; name of the pod, empty outside
+            Kubernetes.
+
+        Raises:
+            RLightningError: the process was started with another number of threads.
         """
         import ray
 
+        if os.environ.get("OMP_NUM_THREADS") != str(threads):  # libraries read it once, when they are imported
+            raise RLightningError(
+                f"member {name} was started with OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS')}, and "
+                f"spec.training.threads is {threads}; the pods of a Ray cluster must have it in their environment"
+            )
         prepare_process(threads)
+        if self.role_type is PolicyRole.TRAIN:
+            # Seconds that the first batch would wait for; until it comes there is nothing else to do here.
+            threading.Thread(target=importlib.import_module, args=("tensordict",), daemon=True).start()
         self.member_name = name
         self._rng = RngState.seeded(seed, Stream(stream), index)
-        return str(ray.get_runtime_context().get_node_id())
+        self._pod = os.environ.get("RAY_CLOUD_INSTANCE_ID", "")  # by KubeRay; a host name may be a shortened one
+        return str(ray.get_runtime_context().get_node_id()), self._pod
 
     def member_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method under this member's random state, as :class:`~rlightning.runtime.local.LocalMember` does:
@@ -168,7 +184,7 @@ class BasePolicy(
                 return getattr(self, method)(*args, **kwargs)
         except Exception as error:
             # Explained here, where the traceback is; the cause stays behind, it may not survive pickling.
-            raise explained(self.member_name, method, error) from None
+            raise explained(self.member_name, method, error, self.__dict__.get("_pod", "")) from None
 
     # --- what it gets ----------------------------------------------------------------------------------------------
 

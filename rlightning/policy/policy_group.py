@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SLOTS_PER_FORWARD = 8
 """Evaluation slots that share one forward pass. Fixed: batch shape decides the last bits of a result."""
 MAX_EVALUATION_SLOTS = 16
+SHUTDOWN_SECONDS = 10.0
+"""For all members to leave in order; what is left then goes with their processes."""
 NOT_COLOCATED = "is_colocated=True is not supported: train and eval members have processes of their own"
 
 
@@ -91,6 +93,11 @@ class PolicyGroup:
     def member_names(self) -> tuple[str, ...]:
         """All members, train first."""
         return tuple(m.name for m in (*self.train_members, *self.eval_members))
+
+    @property
+    def pods(self) -> dict[str, str]:
+        """The Kubernetes pod of each member that is in one."""
+        return {m.name: m.pod for m in (*self.train_members, *self.eval_members) if m.pod}
 
     def _all(
         self, members: Sequence[Member], method: str, *args: Any, what: str, seconds: float, field: str, **kwargs: Any
@@ -186,12 +193,14 @@ class PolicyGroup:
 
     def shutdown(self) -> None:
         """Release buffers, slots, environments and the train group. Members that are gone are passed over."""
-        for member in self.eval_members:
-            _quietly(member, "close_weight_buffer")
-            _quietly(member, "close_shards")
-        for member in self.train_members:
-            _quietly(member, "leave_process_group")
         self._strategy.close()
+        end = time.monotonic() + SHUTDOWN_SECONDS
+        leaving = [m.call("close_shards") for m in self.eval_members]
+        leaving += [m.call("leave_process_group") for m in self.train_members]
+        for future in leaving:
+            # A clean-up must not hide the error which ended the run: a lost member has nothing to clean.
+            with contextlib.suppress(RLightningError, TimeoutError):
+                future.result(max(0.0, end - time.monotonic()))
         self._store = None
 
     # --- weights ---------------------------------------------------------------------------------------------------
@@ -473,9 +482,3 @@ def wrap(policy: Any, name: str, role: str, seed: int, index: int) -> Member:
     if role == "train":
         return LocalMember(name, role, policy, seed, Stream.LEARNER)
     return LocalMember(name, role, policy, seed, Stream.MEMBER, index)
-
-
-def _quietly(member: Member, method: str) -> None:
-    """Ask for a clean-up that must not hide the error which ended the run: a lost member has nothing to clean."""
-    with contextlib.suppress(RLightningError, TimeoutError):
-        member.call(method).result(10)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rlightning.api.models import RLJob, RLJobStatus
+from rlightning.api.changes import refused_changes
+from rlightning.api.models import RLJob
 from rlightning.api.resolve import resolve
-from rlightning.api.validate import validate_update
 from rlightning.checkpoint.store import CheckpointStore, Snapshot, load_checkpoint
 from rlightning.engine.sync_rl_engine import Counters, StopRequest, SyncRLEngine
 from rlightning.env import check_environment
@@ -24,13 +24,18 @@ from rlightning.errors import (
     MemberLost,
     NonFiniteLoss,
     RLightningError,
+    RunFolderError,
+    StoppedEarly,
+    Superseded,
     UnsupportedSpace,
     WeightMismatch,
     WeightsError,
 )
 from rlightning.runtime.numerics import numerics_key, prepare_process
-from rlightning.runtime.placement import Placement, open_group
+from rlightning.runtime.placement import Cluster, Placement, open_group
+from rlightning.runtime.progress import iso, now
 from rlightning.runtime.reporter import Outcome, Reporter, RunInfo
+from rlightning.runtime.stages import Stages
 
 REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (MemberError, "PolicyError"),
@@ -43,10 +48,23 @@ REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (EnvironmentFault, "EnvironmentFault"),
     (UnsupportedSpace, "UnsupportedSpace"),
     (CheckpointError, "CheckpointFailed"),
+    (RunFolderError, "RunFolderFailed"),
     (ManifestError, "InvalidManifest"),
     (RLightningError, "Failed"),
 )
-"""Reason of a Failed outcome by the error that ended the run; the first that fits."""
+"""Reason of a Failed or Lost outcome by the error that ended the run; the first that fits."""
+
+NOT_THE_JOBS_FAULT = (MemberLost, MemberDeadlineExceeded)
+"""What a further attempt, on other pods, may well not meet again."""
+
+
+@dataclass
+class _Life:
+    """What there is to tell of when a run ends early."""
+
+    store: CheckpointStore | None = None
+    snapshot: Snapshot | None = None
+    engine: SyncRLEngine | None = None
 
 
 def run_job(
@@ -58,6 +76,8 @@ def run_job(
     stop: StopRequest,
     resume: Path | None = None,
     attempt: int = 1,
+    cluster: Cluster | None = None,
+    stages: Stages | None = None,
 ) -> Outcome:
     """Run a job.
 
@@ -65,26 +85,33 @@ def run_job(
         job: the manifest; what it leaves to the first start is resolved here.
         run_dir: folder of the run; checkpoints go to ``checkpoints`` in it.
         placement: ``local`` (all members in this process) or ``ray`` (an actor each).
-        reporter: told of everything; its ``finished`` is always called last.
+        reporter: told of everything; its ``finished`` is always called last, but not for Superseded.
         stop: asked between iterations; when set, a checkpoint is saved and the outcome is Stopped.
         resume: checkpoint to go on from.
         attempt: 1 for the first driver of this run.
+        cluster: a Ray cluster that was made for this job, by an operator that starts lost attempts again.
+        stages: of the start, with what went before.
 
     Returns:
-        How it ended. Errors that are explained to the user end as a Failed outcome.
+        How it ended. Errors that are explained to the user end as a Failed outcome, or as a Lost one when they are
+        not the job's fault and ``cluster`` is given.
 
     Raises:
+        Superseded: as the reporter, or ``cluster``, raised it.
         Exception: anything unexpected, after ``reporter.finished`` was told of it.
     """
     started = time.perf_counter()
-    engine: list[SyncRLEngine] = []
-    store: list[CheckpointStore] = []
+    life = _Life()
     try:
-        outcome = _run(job, run_dir, placement, reporter, stop, resume, attempt, engine, store)
+        outcome = _run(job, run_dir, placement, reporter, stop, resume, attempt, cluster, stages or Stages(), life)
+    except Superseded:
+        raise
+    except StoppedEarly as early:
+        outcome = _early(life, run_dir, started, "Stopped", "Interrupted", str(early))
     except RLightningError as error:
-        outcome = _failed(error, run_dir, engine, store, started)
+        outcome = _failed(error, run_dir, life, started, tried_again=cluster is not None)
     except Exception as error:
-        reporter.finished(_failed(error, run_dir, engine, store, started))
+        reporter.finished(_failed(error, run_dir, life, started))
         raise
     reporter.finished(outcome)
     return outcome
@@ -98,22 +125,24 @@ def _run(
     stop: StopRequest,
     resume: Path | None,
     attempt: int,
-    engines: list[SyncRLEngine],
-    stores: list[CheckpointStore],
+    cluster: Cluster | None,
+    stages: Stages,
+    life: _Life,
 ) -> Outcome:
     spec = resolve(job.spec)
     job = job.model_copy(update={"spec": spec})
     prepare_process(spec.training.threads)
     meta = check_environment(spec.environment)
     numerics = numerics_key(spec.training.threads, spec.training.device)
-    snapshot = load_checkpoint(resume) if resume is not None else None
-    checkpoints = CheckpointStore(run_dir / "checkpoints", spec.checkpoints.keep)
-    stores.append(checkpoints)
-    with open_group(spec, meta, placement) as group:
+    life.store = CheckpointStore(run_dir / "checkpoints", spec.checkpoints.keep)
+    life.snapshot = snapshot = load_checkpoint(resume) if resume is not None else None
+    if snapshot is not None:
+        _check_manifest(snapshot, job)
+        _check_numerics(snapshot, numerics, reporter)
+    stages.done("checks")
+    with open_group(spec, meta, placement, cluster, stages) as group:
         counters, parent, states = Counters(), None, None
         if snapshot is not None:
-            _check_manifest(snapshot, job)
-            _check_numerics(snapshot, numerics, reporter)
             group.load_training_state(snapshot.model, _section(snapshot, "learner"))
             counters = Counters.from_state_dict(_section(snapshot, "engine"))
             states = _section(snapshot, "shards")
@@ -126,6 +155,7 @@ def _run(
             spec.seed,
             states,
         )
+        stages.done("environments")
         reporter.started(
             RunInfo(
                 job=job,
@@ -139,7 +169,9 @@ def _run(
                 numerics=numerics,
                 environment=environment,
                 members=group.member_names,
-                start_time=_now(),
+                start_time=iso(now()),
+                pods=group.pods,
+                start_seconds=stages.seconds,
             )
         )
         if snapshot is not None and environment["resume"] != "exact":
@@ -147,10 +179,10 @@ def _run(
                 f"environment {spec.environment.id} cannot save its state, so its episodes start anew: this resume is "
                 "approximate"
             )
-        engine = SyncRLEngine(
+        life.engine = SyncRLEngine(
             job,
             group,
-            checkpoints,
+            life.store,
             reporter,
             stop,
             counters=counters,
@@ -159,8 +191,7 @@ def _run(
             numerics=numerics,
             run_dir=run_dir,
         )
-        engines.append(engine)
-        return engine.run()
+        return life.engine.run()
 
 
 def _section(snapshot: Snapshot, name: str) -> Any:
@@ -174,13 +205,10 @@ def _section(snapshot: Snapshot, name: str) -> Any:
 
 def _check_manifest(snapshot: Snapshot, job: RLJob) -> None:
     """Refuse to go on with what may not change after the start, whoever changed it (an edited job.yaml, say)."""
-    recorded = RLJob.from_stored(snapshot.job)
-    status = RLJobStatus(start_time=_now(), shards=recorded.spec.environment.shards)
-    started = recorded.model_copy(update={"status": status})
-    found = validate_update(started, job.model_copy(update={"metadata": recorded.metadata, "status": None}))
-    if found:
-        problems = "\n".join(f"  {v.path}: {v.message} (value {v.value!r}); {v.remedy}" for v in found)
-        raise ManifestError(f"the manifest does not fit the checkpoint of iteration {snapshot.iteration}:\n{problems}")
+    refused = refused_changes(RLJob.from_stored(snapshot.job), job)
+    if refused:
+        what = f"the manifest does not fit the checkpoint of iteration {snapshot.iteration}:"
+        raise ManifestError("\n  ".join([what, *refused]))
 
 
 def _check_numerics(snapshot: Snapshot, now: dict[str, str], reporter: Reporter) -> None:
@@ -190,33 +218,40 @@ def _check_numerics(snapshot: Snapshot, now: dict[str, str], reporter: Reporter)
         reporter.warning(f"numerics differ from the checkpoint's, so digests will too: {shown}")
 
 
-def _failed(
-    error: BaseException,
-    run_dir: Path,
-    engines: list[SyncRLEngine],
-    stores: list[CheckpointStore],
-    started: float,
-) -> Outcome:
+def _failed(error: BaseException, run_dir: Path, life: _Life, started: float, *, tried_again: bool = False) -> Outcome:
     reason = next((reason for kind, reason in REASONS if isinstance(error, kind)), "Unexpected")
-    message = str(error) if isinstance(error, RLightningError) else "".join(traceback.format_exception(error))
-    engine = engines[0] if engines else None
-    last = stores[0].latest() if stores else None
+    shown = "".join(traceback.format_exception(error))
+    message = str(error) if isinstance(error, RLightningError) else shown
+    state: Literal["Failed", "Lost"] = "Lost" if tried_again and isinstance(error, NOT_THE_JOBS_FAULT) else "Failed"
+    return _early(life, run_dir, started, state, reason, message, traceback=shown)
+
+
+def _early(
+    life: _Life,
+    run_dir: Path,
+    started: float,
+    state: Literal["Stopped", "Failed", "Lost"],
+    reason: str,
+    message: str,
+    **extra: str,
+) -> Outcome:
+    """The outcome of a run that its engine did not end: where it was, and what it can go on from."""
+    engine, snapshot = life.engine, life.snapshot
+    last = life.store.latest() if life.store else None
     published = engine.group.published if engine else None
+    before = (snapshot.iteration, snapshot.env_steps) if snapshot else (0, 0)
+    iteration, env_steps = (engine.counters.iteration, engine.counters.env_steps) if engine else before
     return Outcome(
-        state="Failed",
+        state=state,
         reason=reason,
         message=message,
-        iteration=engine.counters.iteration if engine else 0,
-        env_steps=engine.counters.env_steps if engine else 0,
+        iteration=iteration,
+        env_steps=env_steps,
         version=published.version if published else None,
         digest=published.digest.root if published else None,
         checkpoint=str(last) if last else None,
         evaluation=engine.last_evaluation if engine else None,
         resume_command=f"rlightning run --resume {run_dir}" if last else None,
         seconds=time.perf_counter() - started,
-        extra={"traceback": "".join(traceback.format_exception(error))},
+        extra=dict(extra),
     )
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -18,7 +18,7 @@ class LocalMember:
     """
 
     def __init__(self, name: str, role: str, policy: Any, seed: int, stream: Stream, index: int = 0) -> None:
-        self.name, self.role, self.node, self.policy = name, role, "local", policy
+        self.name, self.role, self.node, self.pod, self.policy = name, role, "local", "", policy
         self.rng = RngState.seeded(seed, stream, index)
         self.baton: tuple[Baton, int] | None = None
         policy.member_name = name

@@ -39,11 +39,13 @@ class Member(Protocol):
         name: ``train-0``, ``eval-3``…: unique in its group, and what every error, deadline and ledger line calls it.
         role: ``train`` or ``eval``.
         node: id of the Ray node (on Kubernetes a pod). Members with the same node share ``/dev/shm``.
+        pod: name of its Kubernetes pod; empty for a member that is in none.
     """
 
     name: str
     role: str
     node: str
+    pod: str
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start ``policy.method(*args, **kwargs)`` and return its future. Never raises what the method raises."""
@@ -77,12 +79,12 @@ class Done(Generic[T]):
         return True
 
 
-def explained(member: str, method: str, error: Exception) -> RLightningError:
+def explained(member: str, method: str, error: Exception, pod: str = "") -> RLightningError:
     """The error a caller gets: ours as it is, anybody else's with the member's name and its traceback."""
     if isinstance(error, RLightningError):
         return error
     shown = "".join(traceback.format_exception(error))
-    wrapped = MemberError(member, method, f"{type(error).__name__}: {error}", shown)
+    wrapped = MemberError(member, method, f"{type(error).__name__}: {error}", shown, pod)
     wrapped.__cause__ = error
     return wrapped
 

@@ -16,7 +16,8 @@ def prepare_process(threads: int) -> None:
         threads: of torch's intra-operation pool (``spec.training.threads``): a sum's order depends on it.
     """
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    # As torch.use_deterministic_algorithms(True), which besides imports all of torch's compiler: 3 s of every process.
+    torch.set_deterministic_debug_mode("error")
     # Filling fresh memory costs time and only helps code that reads what it never wrote.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

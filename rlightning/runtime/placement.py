@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlightning.errors import MemberDeadlineExceeded, RLightningError
 from rlightning.policy.base_policy import PolicyRole
@@ -14,6 +14,7 @@ from rlightning.policy.loading import policy_class, policy_config, train_config
 from rlightning.policy.policy_group import PolicyGroup, wrap
 from rlightning.runtime.member import Member, gather
 from rlightning.runtime.rng import Stream
+from rlightning.runtime.stages import Stages
 
 if TYPE_CHECKING:
     from rlightning.api.models import RLJobSpec, RoleSpec
@@ -25,14 +26,39 @@ POOL_RESOURCE = "rlightning-pool-"
 """Prefix of the Ray resource that a pool's nodes offer, one unit per member."""
 
 
+class Cluster(Protocol):
+    """A Ray cluster that was made for one job: its processes are started with spec.training.threads."""
+
+    def wait_until_ready(self) -> None:
+        """Return once every pool offers its members' places. Ray is connected by then.
+
+        Raises:
+            StoppedEarly, Superseded: while waiting.
+        """
+
+
 @contextmanager
-def open_group(spec: RLJobSpec, meta: EnvMeta, placement: Placement) -> Iterator[PolicyGroup]:
+def open_group(
+    spec: RLJobSpec,
+    meta: EnvMeta,
+    placement: Placement,
+    cluster: Cluster | None = None,
+    stages: Stages | None = None,
+) -> Iterator[PolicyGroup]:
     """A group whose members are initialized and joined; everything it started is shut down at the end.
+
+    Args:
+        spec: resolved.
+        meta: of the environment.
+        placement: where members live.
+        cluster: that RAY_ADDRESS leads to, if it was made for this job.
+        stages: to take the time of.
 
     Raises:
         MemberDeadlineExceeded: names the members that did not start in time.
     """
-    with _policies(spec, placement) as (train, evals, members):
+    stages = stages or Stages()
+    with _policies(spec, placement, cluster, stages) as (train, evals, members):
         group = PolicyGroup(
             train, evals, policy_config(spec), deadlines=spec.deadlines, seed=spec.seed, members=members
         )
@@ -40,7 +66,9 @@ def open_group(spec: RLJobSpec, meta: EnvMeta, placement: Placement) -> Iterator
             group.init(train_config(spec), meta)
             group.init_placement_info()
             group.init_comm_group("gloo")
+            stages.done("policies")
             group.init_weight_buffer()
+            stages.done("weight buffers")
             yield group
         finally:
             group.shutdown()
@@ -50,7 +78,7 @@ _Made = tuple[list[Any], list[Any], tuple[list[Member], list[Member]]]
 
 
 @contextmanager
-def _policies(spec: RLJobSpec, placement: Placement) -> Iterator[_Made]:
+def _policies(spec: RLJobSpec, placement: Placement, cluster: Cluster | None, stages: Stages) -> Iterator[_Made]:
     cls, config = policy_class(spec), policy_config(spec)
     roles = {PolicyRole.TRAIN: spec.policy_group.train, PolicyRole.EVAL: spec.policy_group.eval}
     if placement == "local":
@@ -60,7 +88,7 @@ def _policies(spec: RLJobSpec, placement: Placement) -> Iterator[_Made]:
         }
         yield (*made.values(), tuple(wrapped.values()))  # type: ignore[misc]
         return
-    with ray_session(spec):
+    with ray_session(spec, cluster, stages):
         handles: dict[PolicyRole, list[Any]] = {PolicyRole.TRAIN: [], PolicyRole.EVAL: []}
         try:
             for role, of in roles.items():
@@ -71,6 +99,7 @@ def _policies(spec: RLJobSpec, placement: Placement) -> Iterator[_Made]:
                 for role in roles
             }
             _wait_for_start(spec, wrapped)
+            stages.done("members")
             yield (*handles.values(), tuple(wrapped.values()))  # type: ignore[misc]
         finally:
             import ray
@@ -95,18 +124,19 @@ def _wait_for_start(spec: RLJobSpec, members: dict[PolicyRole, list[Member]]) ->
             )
     seconds = spec.deadlines.member_start_seconds
     try:
-        nodes = gather(futures, what="starting", seconds=seconds, field="spec.deadlines.memberStartSeconds")
+        places = gather(futures, what="starting", seconds=seconds, field="spec.deadlines.memberStartSeconds")
     except MemberDeadlineExceeded as late:
         import ray
 
-        raise RLightningError(f"{late} Ray has {ray.available_resources()} free.") from None
+        free = f"Ray has {ray.available_resources()} free."
+        raise MemberDeadlineExceeded(late.what, late.late, late.seconds, late.field, free) from None
     for of_role in members.values():
         for member in of_role:
-            member.node = nodes[member.name]
+            member.node, member.pod = places[member.name]
 
 
 @contextmanager
-def ray_session(spec: RLJobSpec) -> Iterator[None]:
+def ray_session(spec: RLJobSpec, cluster: Cluster | None, stages: Stages) -> Iterator[None]:
     """Ray, for as long as it is needed: the one that RAY_ADDRESS names or that is running, else one of our own.
 
     Raises:
@@ -114,26 +144,30 @@ def ray_session(spec: RLJobSpec) -> Iterator[None]:
     """
     import ray
 
-    threads = str(spec.training.threads)
-    # Ray would set OMP_NUM_THREADS from num_cpus; results depend on the number of threads, so the manifest rules.
-    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    runtime_env = {"env_vars": environment}
     started = not ray.is_initialized()
     if started:
-        pools = {f"{POOL_RESOURCE}{p.name}": float(p.replicas * p.members_per_replica) for p in spec.pools}
-        where: dict[str, Any] = {"address": "local", "resources": pools or None, "include_dashboard": False}
+        options: dict[str, Any] = {"logging_level": logging.WARNING}
+        if cluster is None:
+            # Ray would set OMP_NUM_THREADS from num_cpus; results depend on the number of threads, so the manifest
+            # rules. A cluster of the job's own has it in its pods: workers with an environment of their own start anew,
+            # where others are started ahead.
+            threads = str(spec.training.threads)
+            options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}}
+        if not os.environ.get("RAY_ADDRESS"):
+            pools = {f"{POOL_RESOURCE}{p.name}": float(p.replicas * p.members_per_replica) for p in spec.pools}
+            options |= {"address": "local", "resources": pools or None, "include_dashboard": False}
         try:
-            ray.init(
-                runtime_env=runtime_env,
-                logging_level=logging.WARNING,
-                **({} if os.environ.get("RAY_ADDRESS") else where),
-            )
+            ray.init(**options)
         except Exception as error:
             raise RLightningError(
                 f"Ray did not start: {error} Its logs are in /tmp/ray/session_latest/logs; a machine that is too busy "
                 "is the usual cause, and --placement local needs no Ray"
             ) from error
+    stages.done("Ray")
     try:
+        if cluster is not None:
+            cluster.wait_until_ready()
+            stages.done("pools")
         offered = ray.cluster_resources()
         for role, of in (("train", spec.policy_group.train), ("eval", spec.policy_group.eval)):
             for resource, _ in _resources(of).items():

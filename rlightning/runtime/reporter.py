@@ -29,6 +29,8 @@ class RunInfo:
         environment: how environments were resolved: ``vectorization`` and ``resume`` (exact or approximate).
         members: names of all members, train first.
         start_time: UTC, ISO 8601 with ``Z``.
+        pods: name of the Kubernetes pod of each member that is in one.
+        start_seconds: where the time went until now, by stage.
     """
 
     job: RLJob
@@ -43,6 +45,8 @@ class RunInfo:
     environment: dict[str, str]
     members: tuple[str, ...]
     start_time: str
+    pods: dict[str, str] = field(default_factory=dict)
+    start_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        state: Succeeded (total reached or target met), Stopped (asked to; resumable), Failed.
+        state: Succeeded (total reached or target met), Stopped (asked to; resumable), Failed, Lost (members were,
+            not the job's fault; resumable. In a cluster only, where an operator tries again).
         reason: CamelCase and stable: TotalEnvStepsReached, TargetReached, Interrupted, PolicyError, NonFiniteLoss…
         message: a sentence for the user.
         iteration, env_steps: where it ended.
@@ -103,7 +108,7 @@ class Outcome:
         resume_command: how to go on; None when there is nothing to resume.
     """
 
-    state: Literal["Succeeded", "Stopped", "Failed"]
+    state: Literal["Succeeded", "Stopped", "Failed", "Lost"]
     reason: str
     message: str
     iteration: int
@@ -167,5 +172,12 @@ class Reporters:
             r.warning(message)
 
     def finished(self, outcome: Outcome) -> None:
+        """All are told, even if one of them fails; then the first failure is raised."""
+        errors: list[Exception] = []
         for r in self.reporters:
-            r.finished(outcome)
+            try:
+                r.finished(outcome)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -32,7 +32,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -40,8 +39,10 @@ import yaml
 
 from rlightning.api.models import Restart, RLJob, RLJobStatus
 from rlightning.api.resolve import to_yaml
-from rlightning.errors import RunFolderError
+from rlightning.errors import RunFolderError, RunFolderInUse
 from rlightning.runtime.pace import Pace
+from rlightning.runtime.progress import finished_progress, iso, iteration_progress, now, started_progress
+from rlightning.runtime.stages import in_words
 
 if TYPE_CHECKING:
     from rlightning.checkpoint.store import CheckpointInfo
@@ -143,9 +144,7 @@ class RunFolder:
             with _explain(path, "copy the run folder to another place and resume the copy"):
                 if job is not None and job != recorded:
                     _replace(path / "job.yaml", job_yaml(job), durable=True)
-                attempts = [_last_attempt(path / name) for name in ("metrics.jsonl", "ledger.jsonl")]
-                attempts.append((previous.attempt or 0) if previous else 0)
-                attempt = 1 + max(attempts)
+                attempt = 1 + _recorded_attempt(path, previous)
                 folder = cls(path, job or recorded, attempt, previous, lock)
                 # Recorded before anything else happens: an attempt that dies while it starts is counted too.
                 folder._write_status(durable=True)
@@ -153,6 +152,53 @@ class RunFolder:
             os.close(lock)
             raise
         folder.log("INFO", f"attempt {attempt}, process {os.getpid()}")
+        return folder
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        job: RLJob,
+        attempt: int,
+        *,
+        lock_seconds: float = 0.0,
+        waiting: Callable[[str], None] = lambda holder: None,
+    ) -> RunFolder:
+        """An attempt that somebody else counts, in a folder that somebody else named: new, or there already.
+
+        Args:
+            path: the run's folder; made if it is missing. One without job.yaml is new: its maker died making it.
+            job: resolved; replaces a ``job.yaml`` that differs, of which the caller knows that it may.
+            attempt: of this driver.
+            lock_seconds: how long to wait for an earlier driver that still holds the folder.
+            waiting: told once whom it waits for.
+
+        Raises:
+            RunFolderInUse: another driver did not let go of it in time.
+            RunFolderError: it cannot be read or written, or belongs to a later attempt.
+        """
+        remedy = "the volume must be writable for the user of the pods (their fsGroup, or the owner of the folder)"
+        with _explain(path, remedy):
+            path.mkdir(parents=True, exist_ok=True)
+        lock = _take_lock(path, remedy, seconds=lock_seconds, waiting=waiting)
+        try:
+            previous = None
+            with _explain(path, remedy):
+                if not (path / "job.yaml").exists() or read_job(path) != job:
+                    _replace(path / "job.yaml", job_yaml(job), durable=True)
+                previous = read_status(path)
+                last = _recorded_attempt(path, previous)
+                if last > attempt:
+                    raise RunFolderError(
+                        f"{path} is at attempt {last} already, this driver is attempt {attempt}: two jobs use one "
+                        "folder, or an old driver was started again"
+                    )
+                folder = cls(path, job, attempt, previous, lock)
+                folder._write_status(durable=True)
+        except BaseException:
+            os.close(lock)
+            raise
+        folder.log("INFO", f"attempt {attempt} of {job.metadata.name}, process {os.getpid()}")
         return folder
 
     def __enter__(self) -> RunFolder:
@@ -186,12 +232,7 @@ class RunFolder:
             "shards": run.job.spec.environment.shards,
             "evalReplicas": sum(name.startswith("eval") for name in run.members),
         }
-        self._status["progress"] = {
-            "iteration": run.start_iteration,
-            "envSteps": run.start_env_steps,
-            "percent": math.floor(self._pace.percent),
-            "lastReportTime": _now(),
-        }
+        self._status["progress"] = started_progress(run, self._pace)
         origin = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from}"
         self._condition("Progressing", "True", "Training", f"attempt {run.attempt}, {origin}")
         self._condition("WeightsConsistent", "Unknown", "NothingPublished", "no version was published yet")
@@ -203,6 +244,8 @@ class RunFolder:
             f"started attempt {run.attempt} {origin} at iteration {run.start_iteration}: placement {run.placement}, "
             f"members {', '.join(run.members)}, environment {run.environment}, numerics {run.numerics}",
         )
+        if run.start_seconds:
+            self.log("INFO", f"start took {in_words(run.start_seconds)}")
 
     def published(self, record: VersionRecord) -> None:
         assert self._ledger is not None, "published() before started()"
@@ -259,26 +302,7 @@ class RunFolder:
                 **_tagged("time", timing),
             }
         )
-        now = datetime.now(UTC)
-        progress: dict[str, Any] = {
-            "iteration": report.iteration,
-            "envSteps": report.env_steps,
-            "percent": math.floor(self._pace.percent),
-            "lastReportTime": _iso(now),
-            "metrics": [
-                {"name": name[:128], "value": float(value)}
-                for name, value in list(report.metrics.items())[:64]
-                if math.isfinite(value)
-            ],
-        }
-        if report.episode_return_mean is not None and math.isfinite(report.episode_return_mean):
-            progress["episodeReturnMean"] = float(report.episode_return_mean)
-        if math.isfinite(report.steps_per_second):
-            progress["stepsPerSecond"] = round(report.steps_per_second, 1)
-        remaining = self._pace.remaining_seconds()
-        if remaining is not None and remaining < 10 * 365 * 86400:
-            progress["estimatedCompletionTime"] = _iso(now + timedelta(seconds=remaining))
-        self._status["progress"] = progress
+        self._status["progress"] = iteration_progress(report, self._pace)
         self._write_status(only_if_due=True)
 
     def evaluated(self, report: EvaluationReport) -> None:
@@ -327,14 +351,9 @@ class RunFolder:
 
     def finished(self, outcome: Outcome) -> None:
         self._end(outcome.state, outcome.reason, outcome.message)
-        progress = self._status.setdefault("progress", {})
-        progress |= {"iteration": outcome.iteration, "envSteps": outcome.env_steps, "lastReportTime": _now()}
-        progress.pop("estimatedCompletionTime", None)
-        if self._pace is not None:
-            self._pace.update(outcome.env_steps)
-            progress["percent"] = math.floor(self._pace.percent)
+        self._status["progress"] = finished_progress(self._status.get("progress", {}), outcome, self._pace)
         self._write_status(durable=True)
-        level = "ERROR" if outcome.state == "Failed" else "INFO"
+        level = "ERROR" if outcome.state in ("Failed", "Lost") else "INFO"
         self.log(
             level,
             f"{outcome.state} ({outcome.reason}) at iteration {outcome.iteration}, {outcome.env_steps} steps, after "
@@ -409,7 +428,7 @@ class RunFolder:
     def _end(self, state: str, reason: str, message: str) -> None:
         self._finished = True
         self._status["state"] = state
-        done = state != "Stopped"
+        done = state not in ("Stopped", "Lost")  # those go on in a further attempt
         self._condition("Progressing", "False", reason, message)
         self._condition("Finished", "True" if done else "False", reason, message)
         succeeded = {"Succeeded": "True", "Failed": "False"}.get(state, "Unknown")
@@ -431,13 +450,13 @@ class RunFolder:
         return moved or (old is not None and old["reason"] != reason)
 
     def _write_status(self, *, only_if_due: bool = False, durable: bool = False) -> None:
-        now = time.monotonic()
-        if only_if_due and now - self._written_at < STATUS_SECONDS:
+        at = time.monotonic()
+        if only_if_due and at - self._written_at < STATUS_SECONDS:
             return
         status = RLJobStatus.model_validate({**self._status, "conditions": list(self._conditions.values())})
         with self._explained(self.path / "status.json"):
             _replace(self.path / "status.json", json.dumps(status.to_dict(), indent=2) + "\n", durable=durable)
-        self._written_at = now
+        self._written_at = at
 
     def _line(self, **values: Any) -> None:
         line = {"attempt": self.attempt, "time": _now(milliseconds=True), **values}
@@ -626,19 +645,38 @@ def _replace(path: Path, text: str, *, durable: bool) -> None:
             os.close(directory)
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(
+    path: Path,
+    remedy: str = "choose another place with --run-dir, or copy the run folder to one and resume the copy",
+    *,
+    seconds: float = 0.0,
+    waiting: Callable[[str], None] = lambda holder: None,
+) -> int:
     """Lock the folder for this process; the kernel lets go of it however the process ends."""
     file = path / "lock"
-    with _explain(file, "choose another place with --run-dir, or copy the run folder to one and resume the copy"):
+    with _explain(file, remedy):
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    end, told = time.monotonic() + seconds, False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 100, 0).decode("ascii", "replace").strip() or "unknown"
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = os.pread(fd, 100, 0).decode("ascii", "replace").strip() or "unknown"
+                if time.monotonic() >= end:
+                    waited = f" (waited {seconds:g} s)" if seconds else ""
+                    raise RunFolderInUse(
+                        f"{path} is in use by another driver, process {holder}{waited}; wait for it to end or stop it, "
+                        "then try again"
+                    ) from None
+                if not told:
+                    waiting(holder)
+                    told = True
+                time.sleep(min(0.2, max(0.0, end - time.monotonic())))
+    except RunFolderInUse:
         os.close(fd)
-        raise RunFolderError(
-            f"{path} is in use by another driver, process {holder}; wait for it to end or stop it, then try again"
-        ) from None
+        raise
     except OSError as error:
         os.close(fd)
         raise RunFolderError(
@@ -684,6 +722,12 @@ def _free(path: Path) -> str:
     return "free space unknown"
 
 
+def _recorded_attempt(path: Path, status: RLJobStatus | None) -> int:
+    """The last attempt that left a trace in the folder; 0 if none did."""
+    attempts = [_last_attempt(path / name) for name in ("metrics.jsonl", "ledger.jsonl")]
+    return max(*attempts, (status.attempt or 0) if status else 0)
+
+
 def _last_attempt(lines: Path) -> int:
     """The attempt in the last whole line; 0 if there is none. Counts when status.json is missing."""
     try:
@@ -713,8 +757,4 @@ def _json_numbers(value: Any) -> Any:
 
 
 def _now(*, milliseconds: bool = False) -> str:
-    return _iso(datetime.now(UTC), milliseconds=milliseconds)
-
-
-def _iso(when: datetime, *, milliseconds: bool = False) -> str:
-    return when.isoformat(timespec="milliseconds" if milliseconds else "seconds").replace("+00:00", "Z")
+    return iso(now(), milliseconds=milliseconds)

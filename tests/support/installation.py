@@ -62,6 +62,7 @@ class Installation:
     def install(cluster: Cluster) -> Installation:
         """``helm install --wait``, or an upgrade where it is there already (a kept cluster)."""
         kube = Kube(program("kubectl"), str(cluster.kubeconfig), SYSTEM)
+        kept = kube.run("get", "deployment", f"{RELEASE}-operator").returncode == 0
         Installation(cluster, kube).helm(
             "upgrade",
             "--install",
@@ -76,6 +77,10 @@ class Installation:
             "--timeout",
             "180s",
         )
+        if kept:  # its pods run the images of then
+            kube.ok("rollout", "restart", "deployment")
+            for name in (f"{RELEASE}-operator", f"{RELEASE}-status"):
+                kube.ok("rollout", "status", "deployment", name, "--timeout=50s")
         return Installation(cluster, kube)
 
     def helm(self, *arguments: str, seconds: float = 240) -> str:

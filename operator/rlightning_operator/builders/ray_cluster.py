@@ -105,8 +105,8 @@ def _ray_environment(spec: RLJobSpec) -> list[dict[str, Any]]:
         pods.variable("RAY_USAGE_STATS_ENABLED", "0"),
         # Ray's coming default: without it every Ray process without a device warns.
         pods.variable("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
-        # A node that is starting on a busy machine, or reads its image for the first time, takes longer than Ray's 30 s;
-        # it would exit, and be started again, which makes the machine busier.
+        # A node that starts on a busy machine, or reads its image for the first time, takes longer than Ray's 30 s; it
+        # would exit, and be started again, which makes the machine busier.
         pods.variable("RAY_raylet_start_wait_time_s", "120"),
         # How long a worker waits for a head that is gone before it exits and joins the next one (Ray: 60 s). Nothing
         # is lost by leaving early: without its head the attempt is over.

@@ -19,6 +19,7 @@ from rlightning_operator.reconcile.narrative import narrate
 from rlightning_operator.reconcile.objects import format_time, is_deleted, is_owned_by, name_of, parse_time, uid_of
 from rlightning_operator.reconcile.observed import InvalidSpec, Observed, read_status
 from rlightning_operator.reconcile.readiness import Readiness, readiness
+from rlightning_operator.reconcile.release import clusters_to_release, is_over
 from rlightning_operator.reconcile.snapshot import Action, Delete, Note, Plan, Snapshot
 
 
@@ -36,7 +37,8 @@ def reconcile(snapshot: Snapshot) -> Plan:
     except InvalidSpec as invalid:
         decision = attempts.finished(Decision("Running"), False, "InvalidSpec", str(invalid))
         status = _finished_status(snapshot, stored, decision, stored.progress, stored.checkpoint)
-        return Plan(status, tuple(_all_clusters(snapshot)), decision.notes, clock.requeue_after)
+        released = clusters_to_release(snapshot, clock, stored.attempt, clock.now)
+        return Plan(status, tuple(released), decision.notes, clock.requeue_after)
 
 
 def _reconcile(seen: Observed, clock: Clock) -> Plan:
@@ -56,7 +58,8 @@ def _reconcile(seen: Observed, clock: Clock) -> Plan:
         notes.append(Note("Warning", "ReportUnreadable", text))
     if decision.phase == "Finished":
         status = _finished_status(seen.snapshot, stored, decision, folded, checkpoint, proof)
-        return Plan(status, tuple(_all_clusters(seen.snapshot)), tuple(notes), clock.requeue_after)
+        released = clusters_to_release(seen.snapshot, clock, decision.attempt, clock.now)
+        return Plan(status, tuple(released), tuple(notes), clock.requeue_after)
 
     state = _readiness(seen, decision, clock, obstacle)
     said, word = narrate(seen, decision, report, state, proof, obstacle)
@@ -161,28 +164,17 @@ def _after_the_end(snapshot: Snapshot, stored: RLJobStatus, clock: Clock) -> Pla
             "conditions": [c.model_copy(update={"observed_generation": generation}) for c in stored.conditions],
         }
     )
-    actions: list[Action] = list(_all_clusters(snapshot))
     assert stored.completion_time is not None
     completed = parse_time(stored.completion_time)
+    actions: list[Action] = list(clusters_to_release(snapshot, clock, stored.attempt, completed))
     uid = uid_of(snapshot.job)
-    late = [
-        job for job in snapshot.submitters if is_owned_by(job, uid) and not is_deleted(job) and not wanted.is_over(job)
-    ]
+    late = [job for job in snapshot.submitters if is_owned_by(job, uid) and not is_deleted(job) and not is_over(job)]
     if late and clock.passed(completed, snapshot.config.leftover_seconds):
         actions += [Delete("Job", name_of(job), uid_of(job)) for job in late]
     ttl = ((snapshot.job.get("spec") or {}).get("runPolicy") or {}).get("ttlSecondsAfterFinished")
     if isinstance(ttl, int) and clock.passed(completed, ttl):
         actions.append(Delete("RLJob", name_of(snapshot.job), uid))
     return Plan(status.to_dict(), tuple(actions), (), clock.requeue_after)
-
-
-def _all_clusters(snapshot: Snapshot) -> list[Delete]:
-    uid = uid_of(snapshot.job)
-    return [
-        Delete("RayCluster", name_of(cluster), uid_of(cluster))
-        for cluster in snapshot.clusters
-        if is_owned_by(cluster, uid) and not is_deleted(cluster)
-    ]
 
 
 def _generation(snapshot: Snapshot) -> int | None:

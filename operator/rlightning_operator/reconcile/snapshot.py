@@ -30,6 +30,8 @@ class OperatorConfig:
         kuberay_seconds: a RayCluster without status and pods for so long means that KubeRay does not work.
         outcome_seconds: how long the outcome of an attempt may arrive after its submitter has finished: the two come
             through different watches.
+        farewell_seconds: how long a cluster that is not needed any more stays for the submitter of a driver that has
+            said how it ended: for the last lines of its log.
         leftover_seconds: a submitter whose attempt is over ends by itself within this time, or is deleted.
     """
 
@@ -42,6 +44,7 @@ class OperatorConfig:
     head_return_seconds: int = 120
     kuberay_seconds: int = 15
     outcome_seconds: int = 5
+    farewell_seconds: int = 20
     leftover_seconds: int = 180
 
 

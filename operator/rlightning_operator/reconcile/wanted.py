@@ -13,9 +13,10 @@ from rlightning_operator.builders.ray_cluster import ray_cluster
 from rlightning_operator.builders.submitter import submitter
 from rlightning_operator.reconcile.attempts import Decision
 from rlightning_operator.reconcile.clock import Clock
-from rlightning_operator.reconcile.objects import created, is_deleted, is_true, name_of, uid_of
+from rlightning_operator.reconcile.objects import created, is_deleted, name_of, parse_time, uid_of
 from rlightning_operator.reconcile.observed import Observed
 from rlightning_operator.reconcile.readiness import head_is_leaving
+from rlightning_operator.reconcile.release import clusters_to_release, is_over
 from rlightning_operator.reconcile.snapshot import Action, Create, Delete, Object, Patch
 
 SUBMITTERS_KEPT = 10  # finished ones, for their logs; as many as status.restarts remembers
@@ -33,8 +34,11 @@ def actions(
         clock: asked when leftovers are due.
         quiet_since: when the last attempt before this one ended.
     """
-    keep = decision.cluster if decision.phase in ("Running", "Suspending") else None
-    done: list[Action] = [*_clusters_to_delete(seen, keep)]
+    done: list[Action] = []
+    if decision.phase in ("Running", "Suspending"):
+        done += _clusters_to_delete(seen, decision.cluster)
+    else:
+        done += clusters_to_release(seen.snapshot, clock, decision.attempt, _suspended_since(seen, clock))
     if decision.phase in ("Running", "Suspending"):
         done += _for_the_driver(seen, supporting)
         done += _group(seen, decision)
@@ -43,6 +47,11 @@ def actions(
         done += _stop(seen.group, "Stopped")
     done += submitters_to_delete(seen, decision, clock, quiet_since)
     return done
+
+
+def _suspended_since(seen: Observed, clock: Clock) -> datetime:
+    stored = next((c for c in seen.stored.conditions if c.type == "Suspended" and c.status == "True"), None)
+    return parse_time(stored.last_transition_time) if stored is not None else clock.now
 
 
 def _clusters_to_delete(seen: Observed, keep: str | None) -> Iterator[Action]:
@@ -197,10 +206,6 @@ def submitters_to_delete(seen: Observed, decision: Decision, clock: Clock, quiet
             yield Delete("Job", name_of(job), uid_of(job))
     for job in sorted(over, key=created, reverse=True)[SUBMITTERS_KEPT:]:
         yield Delete("Job", name_of(job), uid_of(job))
-
-
-def is_over(job: Object) -> bool:
-    return is_true(job, "Complete") or is_true(job, "Failed")
 
 
 def _same(obj: Object) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from rlightning.errors import MemberDeadlineExceeded, MemberLost, WeightsError
+from rlightning.errors import RLightningError, WeightsError
 from rlightning.runtime.member import Future, Member, Shared, gather
 from rlightning.weights.payload import Acknowledgement, WeightPayload
 
@@ -67,12 +68,13 @@ class WeightStrategy(ABC):
 
     def close(self) -> None:
         """Close all buffers and remove shared slots. Members that are gone, or stay silent, are passed over."""
-        for member in self._members:
-            future = member.call("close_weight_buffer")
+        end = time.monotonic() + CLOSE_SECONDS
+        closing = {member.name: member.call("close_weight_buffer") for member in self._members}
+        for name, future in closing.items():
             try:
-                future.result(CLOSE_SECONDS)
-            except (MemberLost, MemberDeadlineExceeded, TimeoutError) as error:
-                _log.warning("weight buffer of %s was not closed: %s", member.name, error)
+                future.result(max(0.0, end - time.monotonic()))
+            except (RLightningError, TimeoutError) as error:  # must not hide the error that ended the run
+                _log.warning("weight buffer of %s was not closed: %s", name, str(error) or "no answer")
         self._members = []
 
     def _acknowledgements(

@@ -10,8 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 )
 
 from rlightning.api.models import RLJob, RLJobStatus
-from rlightning.errors import RunFolderError
+from rlightning.errors import RunFolderError, RunFolderInUse
 from rlightning.runtime.run_folder import RunFolder, job_yaml, read_job, read_status
 from rlightning.weights.ledger import Ledger
 from tests.unit.cli import samples
@@ -578,3 +580,79 @@ def test_an_iteration_costs_less_than_a_millisecond(folder: RunFolder) -> None:
     each = (time.process_time() - start) / rounds
     # The limit is 1 ms; tests allow three times a time limit.
     assert each < 0.003, f"{each * 1e3:.2f} ms per iteration"
+
+
+class TestAnAttemptThatAnOperatorCounts:
+    """RunFolder.open: in a folder and for an attempt that somebody else names."""
+
+    def test_a_new_folder_is_made_with_its_parents(self, tmp_path: Path) -> None:
+        path = tmp_path / "team" / "cartpole-0a1b2c3d"
+        with RunFolder.open(path, samples.job(), 1) as folder:
+            assert (folder.attempt, folder.path) == (1, path)
+        assert read_job(path) == samples.job()
+
+    def test_a_later_attempt_may_begin_in_an_empty_folder(self, tmp_path: Path) -> None:
+        """Without a claim, each head pod has a folder of its own."""
+        with RunFolder.open(tmp_path / "run", samples.job(), 3) as folder:
+            samples.play(folder, tmp_path / "run", 1, 2, attempt=3)
+        recorded = read_status(tmp_path / "run")
+        assert recorded is not None and recorded.attempt == 3 and recorded.restarts == []
+
+    def test_attempts_that_left_no_trace_are_skipped(self, tmp_path: Path) -> None:
+        with RunFolder.open(tmp_path / "run", samples.job(), 1) as folder:
+            samples.play(folder, tmp_path / "run", 1, 2)
+        with RunFolder.open(tmp_path / "run", samples.job(), 4) as folder:
+            assert folder.attempt == 4
+        recorded = read_status(tmp_path / "run")
+        assert recorded is not None and recorded.attempt == 4
+        assert [(r.attempt, r.reason) for r in recorded.restarts] == [(1, "DriverLost")]
+
+    def test_what_its_maker_left_unfinished_is_finished(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "lock").touch()
+        with RunFolder.open(tmp_path / "run", samples.job(), 1):
+            assert read_job(tmp_path / "run") == samples.job()
+
+    def test_a_changed_manifest_is_recorded(self, tmp_path: Path) -> None:
+        RunFolder.open(tmp_path / "run", samples.job(), 1).close()
+        longer = samples.job(training={"totalEnvSteps": 2 * samples.TOTAL, "rolloutSteps": 125})
+        RunFolder.open(tmp_path / "run", longer, 2).close()
+        assert read_job(tmp_path / "run") == longer
+
+    def test_an_older_attempt_is_refused(self, tmp_path: Path) -> None:
+        RunFolder.open(tmp_path / "run", samples.job(), 2).close()
+        with pytest.raises(RunFolderError, match="is at attempt 2 already, this driver is attempt 1"):
+            RunFolder.open(tmp_path / "run", samples.job(), 1)
+        RunFolder.open(tmp_path / "run", samples.job(), 3).close()  # the refused one left no lock
+
+    def test_a_driver_that_is_still_dying_is_waited_for_and_named(self, tmp_path: Path) -> None:
+        held = RunFolder.open(tmp_path / "run", samples.job(), 1)
+        told: list[str] = []
+        timer = threading.Timer(0.5, held.close)
+        timer.start()
+        with RunFolder.open(tmp_path / "run", samples.job(), 2, lock_seconds=20, waiting=told.append) as folder:
+            assert folder.attempt == 2
+        timer.join()
+        assert told == [f"{os.getpid()} on {os.uname().nodename}"]
+
+    def test_a_driver_that_stays_is_named_when_the_deadline_has_passed(self, tmp_path: Path) -> None:
+        with (
+            RunFolder.open(tmp_path / "run", samples.job(), 1),
+            pytest.raises(RunFolderInUse, match=rf"in use by another driver, process {os.getpid()} .*waited 0.3 s"),
+        ):
+            RunFolder.open(tmp_path / "run", samples.job(), 2, lock_seconds=0.3)
+
+    def test_a_lost_attempt_is_not_the_end_and_the_next_one_says_why(self, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        with RunFolder.open(path, samples.job(), 1) as folder:
+            samples.play(folder, path, 1, 3)
+            folder.finished(replace(samples.outcome("Failed", 3, path), state="Lost", reason="MemberLost"))
+        recorded = read_status(path)
+        assert recorded is not None and recorded.state == "Lost" and recorded.completion_time is None
+        assert {c.type: c.status for c in recorded.conditions if c.type in ("Finished", "Succeeded")} == {
+            "Finished": "False",
+            "Succeeded": "Unknown",
+        }
+        RunFolder.open(path, samples.job(), 2).close()
+        recorded = read_status(path)
+        assert recorded is not None and recorded.restarts[-1].reason == "MemberLost"

@@ -63,7 +63,7 @@ class LocalMember:
     """Calls in the caller's thread, as the local placement's members do."""
 
     def __init__(self, name: str, policy: Any, node: str = "local") -> None:
-        self.name, self.role, self.node, self.policy = name, "eval", node, policy
+        self.name, self.role, self.node, self.pod, self.policy = name, "eval", node, "", policy
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         plain = [a.value if isinstance(a, Shared) else a for a in args]

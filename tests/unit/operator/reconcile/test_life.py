@@ -185,6 +185,8 @@ def test_names_that_somebody_else_holds(world: World) -> None:
 def test_success_releases_the_cluster_and_keeps_the_record(world: World) -> None:
     driver = world.train()
     world.driver_ends(driver, "Succeeded", "TotalReached", "1000 steps are done")
+    world.operate()
+    assert world.clusters(), "its submitter prints the end of the log"
     world.settle()
     assert (world.status["state"], world.status["completionTime"]) == ("Succeeded", format_time(world.now))
     assert reason(world, "Finished") == ("True", "TotalReached")
@@ -196,10 +198,22 @@ def test_success_releases_the_cluster_and_keeps_the_record(world: World) -> None
     assert not {"RayCluster", "Pod"} & kinds
 
 
+def test_a_submitter_that_does_not_end_holds_the_cluster_for_seconds_only(world: World) -> None:
+    world.driver_ends(world.train(), "Succeeded", "TotalReached", "done")
+    world.operate()
+    plan = world.operate()
+    assert world.clusters()
+    assert plan.requeue_after == pytest.approx(20, abs=0.1)
+    world.passes(20)
+    world.operate()
+    assert not world.clusters()
+
+
 def test_a_policy_that_raises_is_final_and_the_end_of_its_traceback_is_in_the_conditions(world: World) -> None:
     driver = world.train()
     message = "train-0 on pod walker-learners-1: Traceback …\n  File policy.py, line 3, in train\nValueError: no"
     world.driver_ends(driver, "Failed", "ValueError", message)
+    world.submitters_act()
     world.settle()
     assert (world.status["state"], world.status["attempt"]) == ("Failed", 1)
     for type_, status in (("Finished", "True"), ("Succeeded", "False")):
@@ -212,9 +226,18 @@ def test_a_policy_that_raises_is_final_and_the_end_of_its_traceback_is_in_the_co
 def test_a_cluster_that_could_not_be_deleted_is_deleted_later(world: World) -> None:
     driver = world.train()
     world.driver_ends(driver, "Succeeded", "TotalReached", "")
+    world.submitters_leave()
     world.operate(dies_after=1)
     assert world.clusters()
     world.settle()
+    assert not world.clusters()
+
+
+def test_a_submitter_that_has_printed_all_lets_the_cluster_go(world: World) -> None:
+    world.driver_ends(world.train(), "Failed", "ValueError", "")
+    world.operate()
+    world.submitters_leave()
+    world.operate()
     assert not world.clusters()
 
 
@@ -234,6 +257,7 @@ def test_terminal_stays_terminal_and_its_generation_follows(world: World) -> Non
 def test_a_job_past_its_time_to_live_is_deleted_and_not_before() -> None:
     world = World(job_spec(runPolicy={"ttlSecondsAfterFinished": 60}))
     world.driver_ends(world.train(), "Succeeded", "TotalReached", "done")
+    world.submitters_act()
     world.settle()
     plan = world.operate()
     assert plan.requeue_after == pytest.approx(60, abs=0.1)
@@ -282,6 +306,15 @@ def test_suspend_lets_the_driver_save_then_the_cluster_goes_and_resume_goes_on(w
     assert (world.group["spec"]["attempt"], world.group["spec"]["state"]) == (2, "Running")
     assert world.status["restarts"][-1]["reason"] == "Suspended"
     assert reason(world, "Suspended") == ("False", "NotSuspended")
+
+
+def test_a_cluster_that_left_no_trace_still_had_its_name(world: World) -> None:
+    world.operate()
+    world.edit(suspend=True)
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    assert (world.status["attempt"], world.status["rayCluster"]) == (2, RC2)
 
 
 def test_a_driver_that_does_not_save_in_time_is_not_waited_for_longer(world: World) -> None:

@@ -204,6 +204,13 @@ def test_a_cluster_that_somebody_is_deleting(world: World, driver: Driver) -> No
     expect_attempt(world, 2, RC2, lost=1)
 
 
+def test_a_lost_attempt_whose_cluster_is_gone_too_needs_another(world: World, driver: Driver) -> None:
+    world.driver_ends(driver, "Lost", "MemberLost", "eval-0 died")
+    world.delete_cluster()
+    assert last_restart(world)["reason"] == "MemberLost"
+    expect_attempt(world, 2, RC2, lost=1)
+
+
 def test_an_outcome_counts_more_than_a_head_that_is_gone(world: World, driver: Driver) -> None:
     world.driver_ends(driver, "Succeeded", "TotalReached", "done")
     world.lose_pod(world.head)
@@ -218,7 +225,10 @@ def test_no_progress_although_all_is_ready_costs_the_cluster(world: World, drive
     world.settle()
     assert world.status["attempt"] == 1
     # A driver that hangs may go on reporting: what counts is a new iteration.
+    last = world.status["progress"]["lastReportTime"]
     world.report(driver, progress={**driver.report["progress"], "lastReportTime": format_time(world.now)})
+    world.settle()
+    assert world.status["progress"]["lastReportTime"] == last
     world.passes(25)
     restart = last_restart(world)
     assert (restart["reason"], restart["message"]) == (
@@ -252,6 +262,7 @@ def test_one_attempt_more_than_backoff_limit_is_the_end() -> None:
     world.submitters_act()
     (driver,) = world.live_drivers()
     world.driver_ends(driver, "Lost", "DeadlineExceeded", "eval-1 was late")
+    world.submitters_act()
     world.settle()
     assert (world.status["state"], world.status["attempt"], world.status["lostAttempts"]) == ("Failed", 2, 2)
     succeeded = world.condition("Succeeded")
@@ -334,4 +345,5 @@ def test_a_pod_that_was_not_seen_yet_is_not_lost(world: World, driver: Driver) -
         plan = reconcile(replace(world.snapshot(), pods=pods))
         assert plan.status["attempt"] == 2
     world.passes(10)
-    assert reconcile(replace(world.snapshot(), pods=())).status["restarts"][-1]["attempt"] == 2
+    assert reconcile(replace(world.snapshot(), pods=pods_before)).status["attempt"] == 2  # that head is older
+    assert reconcile(replace(world.snapshot(), pods=())).status["attempt"] == 3

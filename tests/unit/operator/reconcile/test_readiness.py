@@ -259,6 +259,23 @@ def test_a_worker_that_is_being_replaced(world: World) -> None:
     )
 
 
+def test_a_pod_that_leaves_is_no_news_once_its_successor_is_there(world: World) -> None:
+    world.make_ready()
+    leaving = world.pods("actors")[0]
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-29T12:00:30Z"
+    world.touch(leaving)
+    status, reason, message = said(world)
+    assert (status, reason) == ("False", "PodsPending")
+    assert message == f"1 of 2 pods of pool actors: Pod {leaving['metadata']['name']} is being deleted."
+    world.add({**leaving, "metadata": {**leaving["metadata"], "name": "successor", "deletionTimestamp": None}})
+    successor = world.objects["Pod", "successor"]
+    waiting(world, successor, "ContainerCreating")
+    assert said(world)[2].startswith("1 of 2 pods of pool actors: Pod successor is starting")
+    world.make_ready(successor)
+    assert said(world)[0] == "True"
+    assert world.status["pools"][1] == {"name": "actors", "wanted": 2, "ready": 2}
+
+
 def test_a_container_that_keeps_dying_in_its_own_words(world: World) -> None:
     world.make_ready()
     pod = world.pods("actors")[0]

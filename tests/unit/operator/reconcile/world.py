@@ -292,12 +292,13 @@ class World:
             self._seen[kind] = len(self._history[kind]) - 1
 
     def settle(self, rounds: int = 12) -> None:
-        """Operator and KubeRay alone until neither has anything left to do."""
+        """Operator and KubeRay, and submitters of drivers that said how they ended, until all is done."""
         for _ in range(rounds):
             before = len(self.writes)
             self.operate()
             made = self.kuberay_acts()
-            if len(self.writes) == before and not made:
+            left = self.submitters_leave()
+            if len(self.writes) == before and not made and not left:
                 return
         raise AssertionError(f"the operator does not come to rest: {self.writes[-10:]}")
 
@@ -449,6 +450,17 @@ class World:
                 self._start_driver(cluster, ready[0], attempt)
                 acted = True
         return acted
+
+    def submitters_leave(self) -> bool:
+        """End those whose driver has stored its outcome."""
+        left = False
+        for job, _, attempt in list(self.open_jobs()):
+            mine = [d for d in self.drivers if d.attempt == attempt and "outcome" in d.report and d.ended]
+            if mine:
+                state = mine[-1].report["outcome"]["state"]
+                self.end_job(job, {"Failed": 1, "Lost": 3}.get(state, 0))
+                left = True
+        return left
 
     def end_job(self, job: dict[str, Any], exit_code: int, message: str = "") -> None:
         type_ = "Failed" if exit_code else "Complete"
