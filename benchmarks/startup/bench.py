@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.report import Row, write
 from hack import cluster as cluster_of_ours
 from hack.cluster import Cluster
+from rlightning.api.manifests import load_manifests
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "manifests" / "cartpole-cluster.yaml"
@@ -31,6 +30,12 @@ DEADLINE = 300
 def seconds(moment: str) -> float:
     """A timestamp of the API as seconds since the epoch."""
     return datetime.datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+
+
+def shipped(kind: str) -> dict[str, Any]:
+    """The document of that kind in the manifest, its numbers as kubectl reads them."""
+    (found,) = [d.value for d in load_manifests(MANIFEST) if d.value["kind"] == kind]
+    return dict(found)
 
 
 def condition_time(obj: dict[str, Any], type_: str) -> float | None:
@@ -67,8 +72,7 @@ class Bench:
 
     def job(self) -> tuple[dict[str, float], dict[str, Any]]:
         """One RLJob up to its first iterations; milestones in seconds since `apply`, and its RayCluster."""
-        documents = [d for d in yaml.safe_load_all(MANIFEST.read_text()) if d["kind"] == "RLJob"]
-        job = {**documents[0], "metadata": {"name": "startup", "namespace": NAMESPACE}}
+        job = {**shipped("RLJob"), "metadata": {"name": "startup", "namespace": NAMESPACE}}
         applied = time.time()
         self.cluster.apply(job)
 
@@ -125,7 +129,7 @@ def main(arguments: list[str]) -> int:
     cluster = cluster_of_ours.up()
     bench = Bench(cluster)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    claim = next(d for d in yaml.safe_load_all(MANIFEST.read_text()) if d["kind"] == "PersistentVolumeClaim")
+    claim = shipped("PersistentVolumeClaim")
     cluster.apply({**claim, "metadata": {**claim["metadata"], "namespace": NAMESPACE}})
     milestones: list[dict[str, float]] = []
     bare: list[float] = []

@@ -91,6 +91,19 @@ class Cluster:
             raise ClusterError(f"claim {claim} in namespace {namespace} is not bound to a volume (yet)")
         return Path(self.get("persistentvolume", volume)["spec"]["hostPath"]["path"])
 
+    def writes_of(self, account: str) -> list[str]:
+        """What a ServiceAccount (``namespace:name``) has written, refused or not: ``verb resource namespace/name``."""
+        self._must_be_local("the API server's audit log can be read")
+        user, found = f"system:serviceaccount:{account}", []
+        for line in control_plane.audit_log().read_text().splitlines():
+            event = json.loads(line)
+            if event["user"]["username"] == user:
+                target = event["objectRef"]
+                resource = "/".join(filter(None, [target["resource"], target.get("subresource")]))
+                where = "/".join(filter(None, [target.get("namespace"), target.get("name")]))
+                found.append(f"{event['verb']} {resource} {where}")
+        return found
+
     def renew_volumes(self) -> int:
         """Make volumes whose claim was deleted usable again, empty; returns their number."""
         self._must_be_local("volumes can be emptied")

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from pathlib import Path
 
 from hack.cluster import certificates, layout, processes
 from hack.cluster.certificates import certificate, key
 from hack.programs.binaries import program
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+def audit_log() -> Path:
+    """Every write that a ServiceAccount asked for, a JSON object a line: who does what, told by the API server."""
+    return layout.logs() / "audit.log"
+
+
+def _audit_policy() -> Path:
+    path = layout.state() / "audit-policy.json"
+    writes = {
+        "level": "Metadata",
+        "verbs": ["create", "update", "patch", "delete", "deletecollection"],
+        "userGroups": ["system:serviceaccounts"],
+        "omitStages": ["RequestReceived"],
+    }
+    policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [writes, {"level": "None"}]}
+    path.write_text(json.dumps(policy))
+    return path
 
 
 def start() -> None:
@@ -52,6 +72,9 @@ def start() -> None:
             "--enable-aggregator-routing",
             f"--kubelet-client-certificate={certificate('admin')}",
             f"--kubelet-client-key={key('admin')}",
+            f"--audit-policy-file={_audit_policy()}",
+            f"--audit-log-path={audit_log()}",
+            "--audit-log-maxsize=50",
             "--profiling=false",
         ],
         first,

@@ -86,8 +86,11 @@ def test_the_job_succeeds_and_says_so(story: dict[str, Any]) -> None:
     assert status["attempt"] == 1
     assert status.get("lostAttempts", 0) == 0
     assert status.get("restarts", []) == []
-    submitter = job.kube.get("job", story["submitter"])
-    assert submitter is not None
+    submitter = eventually(
+        lambda: (found := job.kube.get("job", story["submitter"])) and found["status"].get("conditions") and found,
+        seconds=40,
+        what="the submitter's Job has ended",
+    )
     assert submitter["status"].get("failed", 0) == 0
     assert submitter["status"]["succeeded"] == 1
 
@@ -100,14 +103,15 @@ def test_get_rlj_shows_state_iteration_return_version_and_consistency(story: dic
 
 def test_members_are_where_the_manifest_puts_them(story: dict[str, Any]) -> None:
     nodes: dict[str, list[str]] = {}
+    names: dict[str, set[str]] = {}
     for pod in story["pods"]:
         group = pod["metadata"]["labels"].get("ray.io/group", "submitter")
         nodes.setdefault(group, []).append(pod["spec"]["nodeName"])
+        names.setdefault(group, set()).add(pod["metadata"]["name"])
     assert nodes["learners"] == ["node1"]
     assert nodes["actors"] == ["node2", "node2"]
     (learner,) = [p for p in story["pods"] if p["metadata"]["labels"].get("ray.io/group") == "learners"]
     assert learner["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == "1"
-    names = {g: {p["metadata"]["name"] for p in story["pods"] if p["metadata"]["labels"].get("ray.io/group") == g} for g in nodes}
     members = story["job"].group()["status"]["members"]
     where = {m["name"]: m["pod"] for m in members}
     assert where["train-0"] in names["learners"]
@@ -194,14 +198,9 @@ def test_rest_gives_the_same_numbers_to_those_who_may(story: dict[str, Any], ins
 
 def test_the_cluster_is_released_and_deleting_the_job_leaves_only_the_run_folder(story: dict[str, Any]) -> None:
     job: Job = story["job"]
-    eventually(
-        lambda: not job.clusters() and not job.pods(ray__is_ray_node="yes"),
-        seconds=90,
-        what="the cluster of a finished job is released",
-        now=job.describe,
-    )
+    eventually(job.is_released, seconds=90, what="the cluster of a finished job is released", now=job.describe)
     assert job.kube.get("job", story["submitter"]), "its log is kept until the job is deleted"
     job.kube.ok("delete", "rljob", job.name, "--timeout=60s")
-    eventually(lambda: not job.leftovers(), seconds=90, what="nothing is left", now=lambda: str(job.leftovers()))
+    eventually(job.is_gone, seconds=90, what="nothing is left", now=lambda: str(job.leftovers()))
     assert ledger(story["folder"])
     assert iterations(story["folder"])

@@ -116,12 +116,10 @@ def kill_driver(job: Job) -> Kill:
     kill = Kill("driver process", job.iteration, f"attempt {job.status['attempt']} pid {pid}", "")
     job.exec_head("python3", "-c", f"import os; os.kill({pid}, 9)")
     job.until(lambda s: s["attempt"] > 1, seconds=120, what="another attempt")
-    kill.after = eventually(
-        lambda: f"attempt {job.status['attempt']} pid {job.driver_pid()}" if "driver" in job.group()["status"] else None,
-        seconds=180,
-        what="another driver",
-        now=job.describe,
+    job.until(
+        lambda s: job.group()["status"]["attempt"] == s["attempt"], seconds=180, what="a report of another driver"
     )
+    kill.after = f"attempt {job.status['attempt']} pid {job.driver_pid()}"
     return kill
 
 
@@ -206,7 +204,7 @@ def test_suspend_then_resume(installation: Installation, namespace: Kube, undist
     first = job.status["rayCluster"]
     namespace.merge("rljob", job.name, {"spec": {"suspend": True}})
     suspended = job.until_condition("Suspended", status="True", seconds=120)
-    eventually(lambda: not job.clusters() and not job.pods(ray__is_ray_node="yes"), seconds=90, what="the cluster is gone")
+    eventually(job.is_released, seconds=90, what="the cluster is gone")
     status = job.status
     assert status["state"] == "Suspended"
     stopped_at = status["checkpoint"]["iteration"]

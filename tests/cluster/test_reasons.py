@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_jobs import Job, head_only, job_like_shipped, seconds_between
+from tests.support.cluster_jobs import Job, head_only, job_like_shipped, seconds_since_epoch
 from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 
@@ -24,9 +24,10 @@ SAID_WITHIN = 3 * 10
 def said(job: Job, since: str, reason: str, sentence: str, record: Callable[[str, object], None]) -> dict[str, Any]:
     """Wait for ClusterReady=False with the reason, and see how long after ``since`` it was said."""
     condition = job.until_condition("ClusterReady", status="False", reason=reason, seconds=SAID_WITHIN + 20)
-    late = seconds_between(since, condition["lastTransitionTime"])
+    # lastTransitionTime is that of the status, which was False before: what counts is when the sentence was seen.
+    late = time.time() - seconds_since_epoch(since)
     record("seconds", late)
-    print(f"{reason}: said {late:.0f} s after the API server showed it: {condition['message']}")
+    print(f"{reason}: seen {late:.1f} s after the API server showed it: {condition['message']}")
     assert late <= SAID_WITHIN
     assert re.search(sentence, condition["message"], re.DOTALL), condition["message"]
     return condition
@@ -52,7 +53,8 @@ def test_a_gpu_request_that_no_node_can_meet(namespace: Kube, record_property: A
         return None
 
     since = pod_where(job, unschedulable, "an unschedulable pod")
-    said(job, since, "Unschedulable", r"learners.*Insufficient nvidia.com/gpu.*largest", record_property)
+    words = r"learners.*Insufficient nvidia.com/gpu.*Never as it is: it asks for 4 nvidia.com/gpu.* has 1"
+    said(job, since, "Unschedulable", words, record_property)
     pool = {p["name"]: p for p in job.status["pools"]}["learners"]
     assert (pool["wanted"], pool["ready"], pool["reason"]) == (1, 0, "Unschedulable")
     namespace.ok("delete", "rljob", job.name, "--wait=false")
@@ -64,7 +66,7 @@ def test_an_image_that_does_not_exist(namespace: Kube, record_property: Any) -> 
 
     def cannot_pull(pod: dict[str, Any]) -> str | None:
         for status in pod["status"].get("containerStatuses", ()):
-            if status["state"].get("waiting", {}).get("reason") in ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"):
+            if status["state"].get("waiting", {}).get("reason") in ("ErrImagePull", "ImagePullBackOff"):
                 # The container's state carries no time; the pod's conditions are not older than it.
                 return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return None
@@ -92,7 +94,7 @@ def test_a_claim_that_is_not_there_and_one_that_is_not_bound(namespace: Kube, re
     namespace.ok("delete", "rljob", job.name, "--wait=false")
 
 
-def test_an_unknown_environment_and_a_policy_that_raises_end_the_job(namespace: Kube, installation: Installation) -> None:
+def test_an_unknown_environment_and_a_policy_that_raises_end_the_job(namespace: Kube) -> None:
     unknown = Job(namespace, head_only("unknown-env", environment={"id": "CartPoel-v1"})).create()
     raising = Job(
         namespace,
@@ -117,17 +119,14 @@ def test_an_unknown_environment_and_a_policy_that_raises_end_the_job(namespace: 
     for job in (unknown, raising):
         assert job.status["state"] == "Failed"
         assert job.status.get("lostAttempts", 0) == 0, "the user's error is final"
-        eventually(
-            lambda job=job: not job.clusters() and not job.pods(ray__is_ray_node="yes"),  # type: ignore[misc]
-            seconds=90,
-            what=f"the cluster of {job.name} is released",
-            now=job.describe,
-        )
-        # `kubectl logs job/…` shows the traceback's end as well, and so does the container's termination message.
+        eventually(job.is_released, seconds=90, what=f"the cluster of {job.name} is released", now=job.describe)
+        # `kubectl logs job/…` shows the end of it as well, and so does the container's termination message.
         (submitter,) = job.pods(component="submitter")
         terminated = submitter["status"]["containerStatuses"][0]["state"]["terminated"]
         assert terminated["exitCode"] == 1
-        assert failed["message"].strip().splitlines()[-1] in job.kube.ok("logs", f"pod/{submitter['metadata']['name']}") or True
+        last = job.condition("Succeeded")["message"].strip().splitlines()[-1]
+        assert last in terminated["message"]
+        assert last in job.kube.ok("logs", submitter["metadata"]["name"])
 
 
 def test_a_job_deleted_200_ms_after_its_creation_leaves_nothing(namespace: Kube, installation: Installation) -> None:
@@ -138,7 +137,7 @@ def test_a_job_deleted_200_ms_after_its_creation_leaves_nothing(namespace: Kube,
         time.sleep(0.2)
         namespace.ok("delete", "rljob", job.name, "--wait=false")
     for job in jobs:
-        eventually(lambda job=job: not job.leftovers(), seconds=90, what=f"{job.name} is gone", now=lambda job=job: str(job.leftovers()))  # type: ignore[misc]
+        eventually(job.is_gone, seconds=90, what=f"{job.name} is gone", now=job.describe_leftovers)
     time.sleep(3)
     for job in jobs:
         assert job.leftovers() == []
@@ -154,7 +153,6 @@ def test_kuberay_missing_and_then_installed(installation: Installation, namespac
         job = Job(namespace, head_only("early")).create()
         created = job.get()["metadata"]["creationTimestamp"]
         said(job, created, "KubeRayMissing", r"rayclusters\.ray\.io", record_property)
-        assert job.kube.get("policygroup", job.name)
     finally:
         installation.cluster.start_kuberay()
     since = time.monotonic()

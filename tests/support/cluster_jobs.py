@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rlightning.api.manifests import load_manifests
 from tests.support.jobs import merged
 from tests.support.kube import Kube, eventually
 
@@ -22,7 +21,7 @@ MANIFEST = ROOT / "manifests" / "cartpole-cluster.yaml"
 
 def shipped() -> dict[str, Any]:
     """The RLJob of the shipped manifest."""
-    documents = yaml.safe_load_all(MANIFEST.read_text())
+    documents = [loaded.value for loaded in load_manifests(MANIFEST)]  # numbers as kubectl reads them
     (job,) = [document for document in documents if document["kind"] == "RLJob"]
     return dict(job)
 
@@ -167,6 +166,14 @@ class Job:
     def workers(self, pool: str) -> list[dict[str, Any]]:
         return self.pods(ray__group=pool)
 
+    def is_released(self) -> bool:
+        """Whether neither a RayCluster nor one of its pods is left."""
+        return not self.clusters() and not self.pods(ray__is_ray_node="yes")
+
+    def is_gone(self) -> bool:
+        """Whether nothing that was made for it is left."""
+        return not self.leftovers()
+
     def driver_pid(self) -> int:
         """Of the driver's process in the head's pod."""
         script = (
@@ -195,6 +202,9 @@ class Job:
         named = [o for o in rest if o["metadata"]["name"].startswith(f"{self.name}-{self.uid[:4]}")]
         return sorted({f"{o['kind']}/{o['metadata']['name']}" for o in (*mine, *named)})
 
+    def describe_leftovers(self) -> str:
+        return ", ".join(self.leftovers())
+
 
 def ledger(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's ledger."""
@@ -208,10 +218,9 @@ def iterations(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["type"] == "iteration"]
 
 
-def seconds_between(earlier: str, later: str) -> float:
-    """Between two timestamps of the API."""
-    first, second = (datetime.datetime.fromisoformat(t.replace("Z", "+00:00")) for t in (earlier, later))
-    return (second - first).total_seconds()
+def seconds_since_epoch(moment: str) -> float:
+    """Of a timestamp of the API."""
+    return datetime.datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 
 def follow(arguments: Iterable[str], kubeconfig: str) -> subprocess.Popen[str]:

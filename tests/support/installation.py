@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -196,24 +195,3 @@ class Installation:
             )
         kube.apply(*objects)
         return kube.ok("create", "token", account).strip()
-
-    # -- the API server ----------------------------------------------------------------------------------------------
-
-    def writes(self) -> dict[str, int]:
-        """Writes to the API server so far, by user agent is not told: by resource and verb."""
-        text = self.system.ok("get", "--raw", "/metrics")
-        found: dict[str, int] = {}
-        for line in text.splitlines():
-            match = re.match(r"apiserver_request_total\{(.*)\} (\S+)", line)
-            if match is None:
-                continue
-            labels = dict(re.findall(r'(\w+)="([^"]*)"', match[1]))
-            if labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE"):
-                key = f"{labels['verb']} {labels['group']}/{labels['resource']}/{labels['subresource']}"
-                found[key] = found.get(key, 0) + int(float(match[2]))
-        return found
-
-
-def dumps(value: Any) -> str:
-    """For messages."""
-    return json.dumps(value, indent=1)
