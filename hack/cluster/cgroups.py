@@ -98,7 +98,8 @@ def _mounted() -> list[Path]:
     found: dict[Path, None] = {}
     for line in mounts:
         _, where, kind, options, *_ = line.split()
-        if kind in ("cgroup", "cgroup2") and "ro" not in options.split(","):
+        # A mount that another one lies over is listed, too.
+        if kind in ("cgroup", "cgroup2") and "ro" not in options.split(",") and (Path(where) / "cgroup.procs").exists():
             found[Path(where)] = None
     return list(found)
 

@@ -117,9 +117,16 @@ class Cluster:
     def start_kuberay(self) -> None:
         """Install KubeRay's CRDs and start its operator; nothing to do where both are there."""
         self._must_be_local("KubeRay can be started")
-        self.kubectl("apply", "--server-side", "--force-conflicts", "--filename", kuberay.crds())
-        names = [f"crd/{name}" for name in kuberay.crd_names()]
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+        there = self.kubectl("get", "crd", "--output", "name")
+        missing = [f"--filename={file}" for name, file in kuberay.crds_by_name().items() if f"/{name}\n" not in there]
+        if missing:  # created, not applied: they are a megabyte each, and an apply takes the API server twice as long
+            self.kubectl("create", *missing, seconds=120)
+        names = [f"crd/{name}" for name in kuberay.crds_by_name()]
+
+        def established() -> bool:  # of a CRD that is a moment old, kubectl says that it cannot be waited for
+            return self.try_kubectl("wait", "--for=condition=Established", "--timeout=5s", *names).returncode == 0
+
+        processes.wait_for("KubeRay's CRDs to be established", established, 60, ["kube-apiserver"])
         if processes.running("ray-operator") is None:
             kuberay.start_operator()
 
@@ -127,7 +134,7 @@ class Cluster:
         """Stop KubeRay's operator; with ``crds`` remove its CRDs as well, and so every RayCluster."""
         self._must_be_local("KubeRay can be stopped")
         if crds:  # while the operator runs: objects may have finalizers of its
-            names = [f"crd/{name}" for name in kuberay.crd_names()]
+            names = [f"crd/{name}" for name in kuberay.crds_by_name()]
             self.kubectl("delete", "--ignore-not-found", "--timeout=60s", *names, seconds=90)
         processes.stop("ray-operator")
 

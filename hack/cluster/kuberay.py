@@ -47,9 +47,9 @@ def crds() -> Path:
     return kept
 
 
-def crd_names() -> list[str]:
-    """Names of the CRDs, ``rayclusters.ray.io`` and others."""
-    return sorted(".".join(reversed(path.stem.split("_"))) for path in crds().glob("*.yaml"))
+def crds_by_name() -> dict[str, Path]:
+    """Name of each CRD (``rayclusters.ray.io`` and others) → its file."""
+    return {".".join(reversed(path.stem.split("_"))): path for path in sorted(crds().glob("*.yaml"))}
 
 
 def start_operator() -> None:

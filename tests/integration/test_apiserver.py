@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hack.apiserver import binaries, server
+from hack.apiserver import server
+from hack.programs import binaries
 
 pytestmark = pytest.mark.apiserver
 

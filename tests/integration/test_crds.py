@@ -19,7 +19,7 @@ from rlightning.api.manifests import load_text
 from rlightning.api.models import RLJob
 from rlightning.api.rules import GROUP_RULES, JOB_RULES, SPEC_RULES, Rule
 from rlightning.api.validate import errors, validate_manifest, validate_update
-from tests.integration.conftest import Kube
+from tests.support.kube import Kube
 
 pytestmark = pytest.mark.apiserver
 
