@@ -6,14 +6,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hack import cluster as local
 from hack.cluster import Cluster, ClusterError
 from hack.programs.binaries import BuildError
+from tests.support.cluster_jobs import Job, Start
 from tests.support.installation import Installation
-from tests.support.kube import Kube
+from tests.support.kube import Kube, eventually
 from tests.support.local_runs import LocalRuns
 
 BOOTED = pytest.StashKey[Cluster | str]()
@@ -65,3 +67,19 @@ def namespace(installation: Installation, request: pytest.FixtureRequest) -> Ite
 def local_runs(tmp_path_factory: pytest.TempPathFactory) -> LocalRuns:
     """Undisturbed runs on this machine."""
     return LocalRuns(tmp_path_factory.mktemp("local-runs"))
+
+
+@pytest.fixture
+def start(namespace: Kube) -> Iterator[Start]:
+    """Applies RLJobs; afterwards they are deleted and their pods gone, so that the next test has the nodes."""
+    jobs: list[Job] = []
+
+    def apply(manifest: dict[str, Any]) -> Job:
+        jobs.append(Job(namespace, manifest))
+        return jobs[-1].create()
+
+    yield apply
+    for job in jobs:
+        namespace.run("delete", "rljob", job.name, "--ignore-not-found", "--wait=false")
+    for job in jobs:
+        eventually(job.is_released, seconds=90, what=f"the pods of {job.name} are gone", now=job.describe_leftovers)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.cluster_jobs import Job, head_only
+from tests.support.cluster_jobs import Start, head_only
 from tests.support.installation import SYSTEM, Installation
 from tests.support.kube import Kube
 
@@ -43,8 +43,8 @@ def resident(installation: Installation) -> float:
     return int(line.split()[1]) / 1024
 
 
-def test_no_writes_at_rest_and_little_memory(installation: Installation, namespace: Kube) -> None:
-    job = Job(namespace, head_only("resting", suspend=True)).create()
+def test_no_writes_at_rest_and_little_memory(start: Start, installation: Installation, namespace: Kube) -> None:
+    job = start(head_only("resting", suspend=True))
     job.until_condition("Suspended", status="True", seconds=30)
     time.sleep(3)
     watch_writes(installation, namespace, float(os.environ.get("AT_REST_SECONDS", "60")))
@@ -54,8 +54,8 @@ def test_no_writes_at_rest_and_little_memory(installation: Installation, namespa
 
 
 @pytest.mark.faults
-def test_no_writes_for_five_minutes(installation: Installation, namespace: Kube) -> None:
-    job = Job(namespace, head_only("resting", suspend=True)).create()
+def test_no_writes_for_five_minutes(start: Start, installation: Installation, namespace: Kube) -> None:
+    job = start(head_only("resting", suspend=True))
     job.until_condition("Suspended", status="True", seconds=30)
     time.sleep(3)
     watch_writes(installation, namespace, 300)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_jobs import Job, iterations, job_like_shipped
+from tests.support.cluster_jobs import Job, Start, iterations, job_like_shipped
 from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 from tests.support.local_runs import LocalRun, LocalRuns
@@ -141,9 +141,9 @@ def ends_undisturbed(job: Job, kills: list[Kill], undisturbed: LocalRun, restart
 
 
 def test_operator_submitter_eval_pod_and_head_in_one_run(
-    installation: Installation, namespace: Kube, undisturbed: LocalRun
+    start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun
 ) -> None:
-    job = Job(namespace, long_job("long")).create()
+    job = start(long_job("long"))
     progressed(job, 2, seconds=STARTED)
     kills = [kill_operator(installation, job)]
     kills.append(kill_submitter(job))
@@ -151,8 +151,12 @@ def test_operator_submitter_eval_pod_and_head_in_one_run(
     # followed the same Ray job.
     progressed(job, kills[1].iteration + 1)
     assert job.status["attempt"] == 1
-    submitter = namespace.get("job", f"{job.status['rayCluster']}-1")
-    assert submitter is not None and submitter["status"].get("failed", 0) == 1, "the counter of the killed submitter"
+    eventually(
+        lambda: (found := namespace.get("job", f"{job.status['rayCluster']}-1")) and found["status"].get("failed") == 1,
+        seconds=30,
+        what="the counter of the killed submitter",
+        now=job.describe,
+    )
     kills.append(kill_worker(job, "actors"))
     job.until(lambda s: s["attempt"] == 2, seconds=120, what="a second attempt after the eval pod's death")
     progressed(job, kills[2].iteration + 2)
@@ -165,16 +169,16 @@ def test_operator_submitter_eval_pod_and_head_in_one_run(
 
 
 @pytest.mark.faults
-def test_the_driver_process(installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
-    job = Job(namespace, long_job("driver")).create()
+def test_the_driver_process(start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = start(long_job("driver"))
     progressed(job, 5, seconds=STARTED)
     kills = [kill_driver(job)]
     ends_undisturbed(job, kills, undisturbed, ["DriverLost"])
 
 
 @pytest.mark.faults
-def test_the_train_pod(installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
-    job = Job(namespace, long_job("train")).create()
+def test_the_train_pod(start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = start(long_job("train"))
     progressed(job, 5, seconds=STARTED)
     kills = [kill_worker(job, "learners")]
     job.until(lambda s: s["attempt"] == 2, seconds=120, what="a second attempt")
@@ -183,8 +187,10 @@ def test_the_train_pod(installation: Installation, namespace: Kube, undisturbed:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("part", ["operator", "submitter", "eval", "head"])
-def test_each_part_alone(installation: Installation, namespace: Kube, undisturbed: LocalRun, part: str) -> None:
-    job = Job(namespace, long_job(f"alone-{part}")).create()
+def test_each_part_alone(
+    start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun, part: str
+) -> None:
+    job = start(long_job(f"alone-{part}"))
     progressed(job, 5, seconds=STARTED)
     restarts: list[str] = []
     if part == "operator":
@@ -198,8 +204,8 @@ def test_each_part_alone(installation: Installation, namespace: Kube, undisturbe
     ends_undisturbed(job, [kill], undisturbed, restarts)
 
 
-def test_suspend_then_resume(installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
-    job = Job(namespace, long_job("pause")).create()
+def test_suspend_then_resume(start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = start(long_job("pause"))
     progressed(job, 5, seconds=STARTED)
     first = job.status["rayCluster"]
     namespace.merge("rljob", job.name, {"spec": {"suspend": True}})

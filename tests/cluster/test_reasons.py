@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_jobs import Job, head_only, job_like_shipped, seconds_since_epoch
+from tests.support.cluster_jobs import Job, Start, head_only, job_like_shipped, seconds_since_epoch
 from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 
@@ -42,9 +42,9 @@ def pod_where(job: Job, is_it: Callable[[dict[str, Any]], str | None], what: str
     return eventually(look, seconds=60, what=what, now=job.describe)
 
 
-def test_a_gpu_request_that_no_node_can_meet(namespace: Kube, record_property: Any) -> None:
+def test_a_gpu_request_that_no_node_can_meet(start: Start, namespace: Kube, record_property: Any) -> None:
     pools = job_like_shipped("x")["spec"]["pools"]
-    job = Job(namespace, job_like_shipped("greedy", pools=[{**pools[0], "gpusPerReplica": 4}, pools[1]])).create()
+    job = start(job_like_shipped("greedy", pools=[{**pools[0], "gpusPerReplica": 4}, pools[1]]))
 
     def unschedulable(pod: dict[str, Any]) -> str | None:
         for condition in pod["status"].get("conditions", ()):
@@ -57,12 +57,11 @@ def test_a_gpu_request_that_no_node_can_meet(namespace: Kube, record_property: A
     said(job, since, "Unschedulable", words, record_property)
     pool = {p["name"]: p for p in job.status["pools"]}["learners"]
     assert (pool["wanted"], pool["ready"], pool["reason"]) == (1, 0, "Unschedulable")
-    namespace.ok("delete", "rljob", job.name, "--wait=false")
 
 
-def test_an_image_that_does_not_exist(namespace: Kube, record_property: Any) -> None:
+def test_an_image_that_does_not_exist(start: Start, namespace: Kube, record_property: Any) -> None:
     manifest = head_only("no-image", image="localhost/nobody-made-this:1", imagePullPolicy="IfNotPresent")
-    job = Job(namespace, manifest).create()
+    job = start(manifest)
 
     def cannot_pull(pod: dict[str, Any]) -> str | None:
         for status in pod["status"].get("containerStatuses", ()):
@@ -73,11 +72,12 @@ def test_an_image_that_does_not_exist(namespace: Kube, record_property: Any) -> 
 
     since = pod_where(job, cannot_pull, "a pod whose image cannot be pulled")
     said(job, since, "ImagePull", r"localhost/nobody-made-this:1", record_property)
-    namespace.ok("delete", "rljob", job.name, "--wait=false")
 
 
-def test_a_claim_that_is_not_there_and_one_that_is_not_bound(namespace: Kube, record_property: Any) -> None:
-    job = Job(namespace, head_only("unbound", checkpoints={"claimName": "huge"})).create()
+def test_a_claim_that_is_not_there_and_one_that_is_not_bound(
+    start: Start, namespace: Kube, record_property: Any
+) -> None:
+    job = start(head_only("unbound", checkpoints={"claimName": "huge"}))
     condition = job.until_condition("ClusterReady", status="False", reason="ClaimNotFound", seconds=SAID_WITHIN)
     assert "huge" in condition["message"]
     namespace.apply(
@@ -91,19 +91,17 @@ def test_a_claim_that_is_not_there_and_one_that_is_not_bound(namespace: Kube, re
     claim = namespace.get("persistentvolumeclaim", "huge")
     assert claim is not None
     said(job, claim["metadata"]["creationTimestamp"], "ClaimUnbound", r"huge.*Pending", record_property)
-    namespace.ok("delete", "rljob", job.name, "--wait=false")
 
 
-def test_an_unknown_environment_and_a_policy_that_raises_end_the_job(namespace: Kube) -> None:
-    unknown = Job(namespace, head_only("unknown-env", environment={"id": "CartPoel-v1"})).create()
-    raising = Job(
-        namespace,
+def test_an_unknown_environment_and_a_policy_that_raises_end_the_job(start: Start, namespace: Kube) -> None:
+    unknown = start(head_only("unknown-env", environment={"id": "CartPoel-v1"}))
+    raising = start(
         head_only(
             "raises",
             image="localhost/user-policy:dev",
             policy={"simplePPO": None, "custom": {"class": "policies:RaisesInTrain"}},
         ),
-    ).create()
+    )
     status = unknown.finished(seconds=180)
     failed = unknown.condition("Succeeded", status)
     assert (failed["status"], failed["reason"]) == ("False", "EnvironmentNotFound"), unknown.describe()
@@ -146,11 +144,13 @@ def test_a_job_deleted_200_ms_after_its_creation_leaves_nothing(namespace: Kube,
     assert not re.search(r"\b(ERROR|CRITICAL|Traceback)\b", log), log
 
 
-def test_kuberay_missing_and_then_installed(installation: Installation, namespace: Kube, record_property: Any) -> None:
+def test_kuberay_missing_and_then_installed(
+    start: Start, installation: Installation, namespace: Kube, record_property: Any
+) -> None:
     operator = installation.operator_pod()["metadata"]["uid"]
     installation.cluster.stop_kuberay(crds=True)
     try:
-        job = Job(namespace, head_only("early")).create()
+        job = start(head_only("early"))
         created = job.get()["metadata"]["creationTimestamp"]
         said(job, created, "KubeRayMissing", r"rayclusters\.ray\.io", record_property)
     finally:

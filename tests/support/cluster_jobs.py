@@ -6,7 +6,7 @@ import datetime
 import json
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,10 @@ class Job:
 
     def describe_leftovers(self) -> str:
         return ", ".join(self.leftovers())
+
+
+Start = Callable[[dict[str, Any]], Job]
+"""The fixture ``start``: applies an RLJob, which is deleted after the test."""
 
 
 def ledger(folder: Path) -> list[dict[str, Any]]:

@@ -244,7 +244,8 @@ def _ends_with_the_outcome(space: Space) -> None:
         now=lambda: json.dumps(status_of(space), indent=1),
     )
     assert condition(space, "Succeeded")["status"] == "True"
-    eventually(lambda: space.all(kinds.RAY_CLUSTER) == [], seconds=10, what="the cluster is released")
+    # No Job controller is here, so that the submitter never ends: the cluster waits for it for 20 s.
+    eventually(lambda: space.all(kinds.RAY_CLUSTER) == [], seconds=30, what="the cluster is released")
     assert status_of(space)["progress"]["iteration"] == 42
     assert space.get(kinds.POLICY_GROUP, "cartpole") is not None
 
