@@ -49,7 +49,7 @@ test: ## lint, types and every test
 .PHONY: faults
 faults: ## kill every part of a running job, one at a time, on the cluster (long; `make test` kills four in one run)
 	@hack/setup
-	@$(PY) -m pytest -m faults --durations 10 tests/cluster
+	@$(PY) -m pytest -m faults --durations 10 tests/integration tests/cluster
 
 .PHONY: lint
 lint: ## ruff (rules and format) and mypy

@@ -11,7 +11,7 @@ from tests.support.cluster_jobs import Start, head_only
 from tests.support.installation import SYSTEM, Installation
 from tests.support.kube import Kube
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 # TokenReview and SubjectAccessReview are questions, though they are asked by POST.

@@ -15,7 +15,7 @@ from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 from tests.support.local_runs import LocalRuns
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 from tests.support.local_runs import LocalRun, LocalRuns
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 STARTED = 240
 """Seconds for a job to be on its way."""
@@ -26,7 +26,7 @@ STARTED = 240
 def long_job(name: str) -> dict[str, Any]:
     """At least 60 s of training: the shipped job without its target."""
     return job_like_shipped(
-        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": 90_000}
+        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": 75_000}
     )
 
 

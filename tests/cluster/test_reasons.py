@@ -16,7 +16,7 @@ from tests.support.cluster_jobs import Job, Start, head_only, job_like_shipped, 
 from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 SAID_WITHIN = 3 * 10
 

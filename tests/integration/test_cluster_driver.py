@@ -136,6 +136,7 @@ def member_processes(policy: str) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if f"ray::{policy}" in " ".join(p.info["cmdline"] or ())]
 
 
+@pytest.mark.faults  # test_faults of the cluster does the like with pods, on every `make test`
 def test_killed_again_and_again_a_job_ends_with_the_digest_of_an_undisturbed_one(
     head: RayHead, kube: Any, folder: Path
 ) -> None:

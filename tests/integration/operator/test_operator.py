@@ -87,6 +87,7 @@ def test_a_job_from_its_start_to_its_end(healthy: World) -> None:
 
     _puts_back_what_others_delete(space)
     _folds_what_the_driver_reports(space, cluster)
+    _does_not_believe_everything(space)
     _stands_still(healthy, space, operator)
     _ends_with_the_outcome(space)
 
@@ -139,6 +140,53 @@ def _folds_what_the_driver_reports(space: Space, cluster: Object) -> None:
         now=lambda: json.dumps(status_of(space), indent=1),
     )
     assert condition(space, "WeightsConsistent")["status"] == "True"
+
+
+def _does_not_believe_everything(space: Space) -> None:
+    """Reports that are late, too large, of strangers, or that claim what their own digests do not show."""
+    head = space.all(kinds.POD, "ray.io/node-type=head")[0]
+    other = DIGEST.replace("a", "b")
+    versions = [{"version": 8, "learnerDigest": DIGEST, "verified": 3, "total": 3}]
+    believed = {"name": "eval-0", "role": "Eval", "state": "Ready", "version": 8, "digest": DIGEST}
+
+    # Refused by the API server: a lower attempt, a lower version, a list beyond its bound.
+    for changes in ({"attempt": 0}, {"version": 6, "versions": []}):
+        with pytest.raises(Refused, match=r"cannot go below \(1, 7\)"):
+            report(space, head, 7, **changes)
+    crowd = [{**believed, "version": 7, "name": f"eval-{i}"} for i in range(273)]
+    with pytest.raises(Refused, match=r"status\.members.* must have at most 272 items"):
+        report(space, head, 7, members=crowd)
+    assert status_of(space)["progress"]["iteration"] == 7
+
+    # verified = total, and one member's own digest says otherwise.
+    train = {**believed, "name": "train-0", "role": "Train"}
+    report(
+        space, head, 8, members=[train, believed, {**believed, "name": "eval-1", "digest": other}], versions=versions
+    )
+    denied = eventually(
+        lambda: c if (c := condition(space, "WeightsConsistent")).get("status") == "False" else None,
+        seconds=10,
+        what="the wrong digest is seen",
+    )
+    assert denied["reason"] == "DigestsDiffer" and "eval-1" in denied["message"]
+    assert status_of(space)["weights"]["consistentMembers"] == "1/2"
+
+    # A member that nobody asked for: not counted, and said in an event.
+    stranger = {**believed, "name": "eval-2", "digest": other}
+    report(space, head, 8, members=[train, believed, {**believed, "name": "eval-1"}, stranger], versions=versions)
+    agreed = eventually(
+        lambda: c if (c := condition(space, "WeightsConsistent")).get("status") == "True" else None,
+        seconds=10,
+        what="the stranger is not counted",
+    )
+    assert agreed["reason"] == "DigestsAgree"
+    assert status_of(space)["weights"]["consistentMembers"] == "2/2"
+    eventually(
+        lambda: [e for e in space.events("cartpole") if "ForeignMember" in e and "eval-2" in e],
+        seconds=10,
+        what="an event about the stranger",
+    )
+    report(space, head, 8, versions=versions)
 
 
 def pod(cluster: Object, component: str) -> Object:
