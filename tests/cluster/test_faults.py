@@ -23,11 +23,16 @@ STARTED = 240
 """Seconds for a job to be on its way."""
 
 
-def long_job(name: str) -> dict[str, Any]:
-    """At least 60 s of training: the shipped job without its target."""
+def job_of(name: str, *, steps: int) -> dict[str, Any]:
+    """The shipped job without its target."""
     return job_like_shipped(
-        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": 75_000}
+        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": steps}
     )
+
+
+def long_job(name: str) -> dict[str, Any]:
+    """At least 60 s of training."""
+    return job_of(name, steps=75_000)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,17 @@ class Kill:
 def progressed(job: Job, beyond: int, seconds: float = 240) -> int:
     """Wait until training has gone on by some iterations, so that the next kill is one of its own."""
     return job.until_iteration(beyond, seconds=seconds)
+
+
+def trains_in(job: Job, attempt: int) -> None:
+    """Wait until the driver of that attempt has reported an iteration of its own."""
+
+    def look() -> bool:
+        report = job.group().get("status", {})
+        # The first report of an attempt says where it begins, and only a later one has a speed.
+        return report.get("attempt") == attempt and "stepsPerSecond" in report.get("progress", {})
+
+    eventually(look, seconds=240, what=f"{job.name}: an iteration in attempt {attempt}", now=job.describe)
 
 
 def kill_pod(kube: Kube, pod: dict[str, Any]) -> str:
@@ -159,7 +175,7 @@ def test_operator_submitter_eval_pod_and_head_in_one_run(
     )
     kills.append(kill_worker(job, "actors"))
     job.until(lambda s: s["attempt"] == 2, seconds=120, what="a second attempt after the eval pod's death")
-    progressed(job, kills[2].iteration + 2)
+    trains_in(job, 2)
     kills.append(kill_head(job))
     job.until(lambda s: s["attempt"] == 3, seconds=180, what="a third attempt after the head's death")
     ends_undisturbed(job, kills, undisturbed, ["MemberLost", "HeadLost"])
@@ -204,8 +220,9 @@ def test_each_part_alone(
     ends_undisturbed(job, [kill], undisturbed, restarts)
 
 
-def test_suspend_then_resume(start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
-    job = start(long_job("pause"))
+def test_suspend_then_resume(start: Start, installation: Installation, namespace: Kube, local_runs: LocalRuns) -> None:
+    job = start(job_of("pause", steps=20_000))
+    undisturbed = local_runs.of(job.manifest)
     progressed(job, 5, seconds=STARTED)
     first = job.status["rayCluster"]
     namespace.merge("rljob", job.name, {"spec": {"suspend": True}})

@@ -158,6 +158,6 @@ def test_kuberay_missing_and_then_installed(
     since = time.monotonic()
     eventually(job.clusters, seconds=SAID_WITHIN, what="a RayCluster once KubeRay is there", now=job.describe)
     print(f"RayCluster {time.monotonic() - since:.1f} s after KubeRay's CRD was established")
-    status = job.succeeded(seconds=240)
-    assert status["attempt"] == 1
+    eventually(lambda: job.pods(ray__node_type="head"), seconds=60, what="KubeRay makes its head", now=job.describe)
+    assert job.status["attempt"] == 1
     assert installation.operator_pod()["metadata"]["uid"] == operator, "without a restart of the operator"
