@@ -86,7 +86,6 @@ class Controller:
         self._recorder = Recorder(client)
         self.watched = watched_kinds(config)
         self.relister = Relister(client, self.cache, self.watched, namespaces, self._changed)
-        self._kuberay: dict[str | None, ApiError | None] = {}
         self._optional = [
             OptionalWatch(client, self.cache, kinds.RAY_CLUSTER, namespace, self._changed, self._kuberay_is)
             for namespace in (namespaces or (None,))
@@ -196,11 +195,9 @@ class Controller:
                 self.queue.add(owner, COALESCE_SECONDS)
 
     def _kuberay_is(self, namespace: str | None, refusal: ApiError | None) -> None:
-        self._kuberay[namespace] = refusal
-        refusals = [refusal for refusal in self._kuberay.values() if refusal is not None]
         # That it is not served (404) needs no words.
-        words = sorted({refusal.message for refusal in refusals if refusal.code != 404})
-        self.cache.kuberay = KubeRay(installed=not refusals, message="; ".join(words))
+        words = refusal.message if refusal is not None and refusal.code != 404 else ""
+        self.cache.kuberay[namespace] = KubeRay(installed=refusal is None, message=words)
         self._all(COALESCE_SECONDS)
 
     def _nodes_are(self, _: str | None, refusal: ApiError | None) -> None:
@@ -232,6 +229,9 @@ class Controller:
                 try:
                     async with asyncio.timeout(PASS_SECONDS):
                         result = await self._pass(key)
+                except TimeoutError:
+                    slow = Unreachable(f"the API server took more than {PASS_SECONDS:g} s for one pass over the job")
+                    result = self._failure(key, slow)
                 except Exception as error:
                     result = self._failure(key, error)
                 finally:
@@ -247,8 +247,18 @@ class Controller:
             self._forget(key)
             return "gone"
         plan = self._plan(snapshot)
+
+        def stored() -> None:
+            # Now: should an action fail, the next pass will not take this decision again, and so not say it.
+            for note in plan.notes:
+                self._recorder.record(snapshot.job, note)
+
         try:
-            writes = await self._executor.carry_out(key, snapshot.job, plan)
+            if _ends_attempt(snapshot.job, plan.status) and await self._executor.news_of_driver(key, snapshot):
+                # The watches come one after the other: the submitter's end, say, before the driver's outcome.
+                self._settle(key)
+                return "conflict"
+            writes = await self._executor.carry_out(key, snapshot.job, plan, stored)
         except Stale as stale:
             log.debug("%s; looking again", stale, extra={"job": "/".join(key)})
             self._settle(key)
@@ -258,8 +268,6 @@ class Controller:
             self._forget(key)
             return "gone"
         self.queue.forgive(key)
-        for note in plan.notes:
-            self._recorder.record(snapshot.job, note)
         if plan.requeue_after is not None:
             self.queue.add(key, max(plan.requeue_after, COALESCE_SECONDS))
         if writes:
@@ -296,3 +304,13 @@ class Controller:
     def _forget(self, key: Key) -> None:
         self.queue.forgive(key)
         self._settling.pop(key, None)
+
+
+def _ends_attempt(job: Object, status: Object) -> bool:
+    """Whether the status to be stored gives up the attempt that runs."""
+    before = job.get("status", {})
+    if before.get("attempt") is None:
+        return False
+    return status.get("attempt", 0) > before["attempt"] or (
+        "completionTime" in status and "completionTime" not in before
+    )

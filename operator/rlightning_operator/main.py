@@ -69,11 +69,17 @@ async def _operate(client: Client, settings: Settings, health: HealthServer) -> 
     async def refresh(config: OperatorConfig) -> OperatorConfig:
         if not settings.detect_endpoints:
             return config
-        return dataclasses.replace(config, api_server_endpoints=await api_server_endpoints(client))
+        found = await api_server_endpoints(client)
+        # What was found once is not given up for wider policies because it cannot be found now.
+        return dataclasses.replace(config, api_server_endpoints=found or config.api_server_endpoints)
 
+    try:
+        config = await refresh(settings.jobs)
+    except (ApiError, Unreachable) as error:
+        raise StartError(f"the API server's own addresses could not be asked for: {error}") from error
     controller = Controller(
         client,
-        await refresh(settings.jobs),
+        config,
         reconcile,
         namespaces=settings.namespaces,
         workers=settings.workers,
@@ -155,12 +161,15 @@ async def _obstacle(client: Client, settings: Settings) -> str:
 async def api_server_endpoints(client: Client) -> tuple[tuple[str, int], ...]:
     """Where the API server really listens: NetworkPolicies see addresses after the service's was translated.
 
-    Empty if it does not say; policies then allow its usual ports at every address.
+    Empty if it does not say; policies then allow its usual ports at every address. Raises ApiError, Unreachable:
+    something that passes.
     """
     selector = "kubernetes.io/service-name=kubernetes"
     try:
         slices, _ = await client.list_all(kinds.ENDPOINT_SLICE, "default", selector)
     except ApiError as error:
+        if error.code not in (403, 404):
+            raise
         log.warning("the API server's own addresses are not known (%s); --api-server-endpoints names them", error)
         slices = []
     found = {

@@ -34,6 +34,9 @@ def job_key(kind: Kind, obj: Object) -> Key | None:
     return (metadata["namespace"], name) if name else None
 
 
+NOT_LOOKED_FOR = KubeRay(installed=False, message="not looked for yet")
+
+
 class Cache:
     """Objects by kind and uid, and by job."""
 
@@ -41,7 +44,8 @@ class Cache:
         self._objects: dict[str, dict[str, Object]] = {name: {} for name in kinds.KINDS}
         self._of_job: dict[Key, dict[str, set[str]]] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self.kuberay = KubeRay(installed=False, message="not looked for yet")
+        # By namespace, None: all of them. What one namespace's watch is refused says nothing of another's.
+        self.kuberay: dict[str | None, KubeRay] = {}
         self.nodes_readable = False
 
     # ------------------------------------------------------------------------------------------------------- changes
@@ -87,12 +91,13 @@ class Cache:
         changed += [item for item in items if self.put(kind, item)]
         return changed
 
-    def clear(self, kind: Kind) -> list[Object]:
-        """Forget all objects of a kind, though not for good; returns them."""
-        objects = list(self._objects[kind.name].values())
+    def clear(self, kind: Kind, namespace: str | None = None) -> list[Object]:
+        """Forget all objects of a kind (in one namespace), though not for good; returns them."""
+        known = self._objects[kind.name]
+        objects = [obj for obj in known.values() if namespace is None or obj["metadata"].get("namespace") == namespace]
         for obj in objects:
             self._unindex(kind, obj)
-        self._objects[kind.name].clear()
+            del known[obj["metadata"]["uid"]]
         return objects
 
     def _unindex(self, kind: Kind, obj: Object) -> None:
@@ -172,7 +177,7 @@ class Cache:
             others=tuple(obj for kind in kinds.OTHERS for obj in self.of_job(kind, key)),
             claim=max(claims, key=version, default=None),
             nodes=tuple(nodes) if self.nodes_readable else None,
-            kuberay=self.kuberay,
+            kuberay=self.kuberay.get(key[0]) or self.kuberay.get(None) or NOT_LOOKED_FOR,
             config=config,
             now=now,
         )

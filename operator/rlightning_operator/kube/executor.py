@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from rlightning_operator import metrics
@@ -15,7 +16,7 @@ from rlightning_operator.kube import kinds
 from rlightning_operator.kube.cache import Cache, Key, job_key
 from rlightning_operator.kube.client import ApiError, Client
 from rlightning_operator.kube.kinds import KINDS, Kind, Object
-from rlightning_operator.reconcile.snapshot import Action, Create, Delete, Patch, Plan
+from rlightning_operator.reconcile.snapshot import Action, Create, Delete, Patch, Plan, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +45,20 @@ class Executor:
         # wanting it again and again would be a write each time.
         self._stored: OrderedDict[str, tuple[Object, str]] = OrderedDict()
 
-    async def carry_out(self, key: Key, job: Object, plan: Plan) -> int:
-        """Make the plan's writes; returns how many there were. Raises Stale, Gone, NameTaken, ApiError, Unreachable."""
+    async def carry_out(self, key: Key, job: Object, plan: Plan, stored: Callable[[], None] = lambda: None) -> int:
+        """Make the plan's writes; returns how many there were. Raises Stale, Gone, NameTaken, ApiError, Unreachable.
+
+        Args:
+            key: of the job.
+            job: as it was when the plan was made.
+            plan: see there.
+            stored: called once the status is stored, before the actions.
+        """
         writes = 0
         try:
             if await self._store_status(key, job, plan.status):
                 writes += 1
+            stored()
             for action in plan.actions:
                 writes += await self._carry_out(key, action)
         except ApiError as error:
@@ -57,6 +66,22 @@ class Executor:
                 raise Gone(str(error)) from error
             raise
         return writes
+
+    async def news_of_driver(self, key: Key, snapshot: Snapshot) -> bool:
+        """Whether the API server knows more of the driver than the watches have brought; the cache learns it.
+
+        Each kind has a watch of its own, and one of them may be seconds behind the others.
+        """
+        group = snapshot.group
+        if group is None:
+            return False
+        news = await self._look_again(kinds.POLICY_GROUP, *key, group["metadata"]["uid"]) is not None
+        driver = group.get("status", {}).get("driver")
+        if driver is not None:
+            known = next((pod for pod in snapshot.pods if pod["metadata"]["name"] == driver["pod"]), None)
+            uid = known["metadata"]["uid"] if known is not None else None
+            news = await self._look_again(kinds.POD, key[0], driver["pod"], uid) is not None or news
+        return news
 
     # -------------------------------------------------------------------------------------------------------- status
 

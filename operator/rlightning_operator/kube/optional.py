@@ -105,7 +105,7 @@ class OptionalWatch:
         if code != self._code:
             self._code = code
             if refusal is not None:
-                for obj in self._cache.clear(self._kind):
+                for obj in self._cache.clear(self._kind, self._namespace):
                     self._observe(self._kind, obj)
                 log.warning("%s are not watched: %s", self._kind.plural, refusal)
             else:

@@ -13,6 +13,7 @@ from rlightning_operator.reconcile.objects import (
     container_status,
     created,
     is_deleted,
+    is_true,
     name_of,
     parse_time,
     sentence,
@@ -59,7 +60,7 @@ def ended(seen: Observed, clock: Clock, attempt: int | None, cluster_name: str |
         return None
     report = seen.report(attempt)
     found = (
-        _outcome(seen, report)
+        _outcome(seen, report, cluster_name)
         or _cluster_deleted(seen, report, cluster_name)
         or _head_lost(seen, clock, report, cluster_name)
         or _driver_lost(seen, clock, attempt, cluster_name)
@@ -71,11 +72,20 @@ def ended(seen: Observed, clock: Clock, attempt: int | None, cluster_name: str |
     return found
 
 
-def _outcome(seen: Observed, report: PolicyGroupStatus | None) -> Ended | None:
+def _is_evicted(pod: Object) -> bool:
+    """Whether Kubernetes takes the pod away: its node is drained, or somebody of a higher priority needs the place."""
+    return is_true(pod, "DisruptionTarget")
+
+
+def _outcome(seen: Observed, report: PolicyGroupStatus | None, cluster_name: str) -> Ended | None:
     outcome = report.outcome if report is not None else None
     if outcome is None or outcome.state in ("Succeeded", "Failed"):
         return None
     if outcome.state == "Lost":
+        evicted = [name_of(pod) for pod in seen.ray_pods(seen.cluster(cluster_name)) if _is_evicted(pod)]
+        if evicted:
+            text = f"Pod {', '.join(evicted)} was evicted. {sentence(outcome.message)}"
+            return Ended("Evicted", text, counts=False)
         return Ended(outcome.reason, outcome.message)
     if seen.group_spec is not None and seen.training != seen.group_spec.training:
         return Ended("SpecChanged", f"The spec was changed. {sentence(outcome.message)}", counts=False)
@@ -117,6 +127,10 @@ def _head_lost(seen: Observed, clock: Clock, report: PolicyGroupStatus | None, c
         why = f"; before, it {how}" if how is not None else ""
         text = f"Container {HEAD_CONTAINER} of head pod {driver.pod} was started again at {running}{why}"
         return Ended("HeadLost", sentence(text))
+    if _is_evicted(pod):
+        disruption = condition(pod, "DisruptionTarget") or {}
+        text = sentence(f"Head pod {driver.pod} is evicted: {disruption.get('message')}")
+        return Ended("Evicted", text, counts=False)
     if is_deleted(pod):
         # The driver goes on until its pod is really gone. deletionTimestamp is when that should be.
         until = parse_time(pod["metadata"]["deletionTimestamp"])

@@ -86,10 +86,15 @@ def obstacle(seen: Observed, supporting: list[Object]) -> tuple[str, str] | None
 
 
 def kuberay_missing(seen: Observed) -> tuple[str, str]:
-    words = f" ({seen.snapshot.kuberay.message})" if seen.snapshot.kuberay.message else ""
+    words = seen.snapshot.kuberay.message
+    if words:
+        return "KubeRayMissing", (
+            f"The operator cannot look for RayClusters: {words}. Give its account that right (the chart does, with "
+            "rbac.create), or install KubeRay 1.6 or later; the job goes on by itself then."
+        )
     return "KubeRayMissing", (
-        f"KubeRay is not installed: the API server does not serve rayclusters.ray.io{words}. Install KubeRay 1.6 or "
-        "later; the job goes on by itself then."
+        "KubeRay is not installed: the API server does not serve rayclusters.ray.io. Install KubeRay 1.6 or later; the "
+        "job goes on by itself then."
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlightning_operator.kube import kinds
 from rlightning_operator.kube.cache import Cache
-from rlightning_operator.reconcile.snapshot import OperatorConfig
+from rlightning_operator.reconcile.snapshot import KubeRay, OperatorConfig
 from tests.unit.operator.kube.server import job, owned
 
 KEY = ("team", "cartpole")
@@ -62,6 +62,21 @@ def test_a_listing_removes_what_it_lacks_but_not_what_was_made_after_it() -> Non
     assert sorted(pod["metadata"]["name"] for pod in changed) == ["old", "other"]
     assert [pod["metadata"]["name"] for pod in cache.of_job(kinds.POD, KEY)] == ["new", "other"]
     assert len(list(cache.all(kinds.POD))) == 3, "other namespaces are left alone"
+
+
+def test_a_namespace_that_cannot_be_listed_does_not_touch_the_others() -> None:
+    cache = Cache()
+    here = owned("RayCluster", "mine", 3)
+    there = {**here, "metadata": {**here["metadata"], "namespace": "other", "uid": "other-uid"}}
+    cache.put(kinds.RLJOB, job(1))
+    for one in (here, there):
+        cache.put(kinds.RAY_CLUSTER, one)
+    cache.kuberay = {"team": KubeRay(installed=True), "other": KubeRay(installed=False, message="forbidden")}
+    assert [obj["metadata"]["uid"] for obj in cache.clear(kinds.RAY_CLUSTER, "other")] == ["other-uid"]
+    snapshot = cache.snapshot(KEY, OperatorConfig(), NOW)
+    assert snapshot is not None
+    assert [c["metadata"]["name"] for c in snapshot.clusters] == ["mine"]
+    assert snapshot.kuberay.installed
 
 
 def _elsewhere() -> dict[str, Any]:

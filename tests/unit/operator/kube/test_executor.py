@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from rlightning_operator.kube import kinds
 from rlightning_operator.kube.cache import Cache
 from rlightning_operator.kube.client import ApiError
 from rlightning_operator.kube.executor import Executor, Gone, NameTaken, Stale, merge_patch, transitions
-from rlightning_operator.reconcile.snapshot import Create, Delete, Patch, Plan
+from rlightning_operator.reconcile.snapshot import Create, Delete, OperatorConfig, Patch, Plan
 from tests.unit.operator.kube.server import Answer, Asked, Server, job, owned, serving, status
 
 KEY = ("team", "cartpole")
@@ -72,6 +73,50 @@ def test_status_comes_first_under_a_lock_and_the_actions_follow_in_order() -> No
     assert stored is not None
     assert stored["metadata"]["resourceVersion"] == "6", "the next pass starts from our own write"
     assert len(cache.of_job(kinds.SERVICE_ACCOUNT, KEY)) == 1, "and sees what was made"
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "news"), [(8, None, False), (9, "Succeeded", True)], ids=["as known", "an outcome since"]
+)
+def test_before_an_attempt_is_given_up_the_driver_is_looked_for_where_it_reports(
+    version: int, state: str | None, news: bool
+) -> None:
+    driver = {"pod": "head", "podUID": "head-uid"}
+    known = owned("PolicyGroup", "cartpole", 8, uid="group-uid", status={"driver": driver})
+    report = {"driver": driver} if state is None else {"driver": driver, "outcome": {"state": state}}
+    head = owned("Pod", "head", 4, uid="head-uid")
+    cache = Cache()
+    cache.put(kinds.RLJOB, job(5))
+    cache.put(kinds.POLICY_GROUP, known)
+    cache.put(kinds.POD, head)
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path.endswith("/pods/head"):
+            return 200, head
+        return 200, owned("PolicyGroup", "cartpole", version, uid="group-uid", status=report)
+
+    async def scenario() -> bool:
+        async with serving(answer) as (client, _):
+            snapshot = cache.snapshot(KEY, OperatorConfig(), datetime.now(UTC))
+            assert snapshot is not None
+            return await Executor(client, cache).news_of_driver(KEY, snapshot)
+
+    assert asyncio.run(scenario()) is news
+    (group,) = cache.of_job(kinds.POLICY_GROUP, KEY)
+    assert group["status"] == report, "the next pass decides from it"
+
+
+def test_what_was_decided_is_told_even_if_an_action_fails() -> None:
+    told: list[str] = []
+
+    async def scenario() -> None:
+        async with serving(lambda asked: fine(asked) if asked.path.endswith("/status") else (500, {})) as (client, _):
+            plan = Plan({"attempt": 2}, (ACCOUNT,))
+            with pytest.raises(ApiError):
+                await Executor(client, Cache()).carry_out(KEY, job(5), plan, lambda: told.append("stored"))
+
+    asyncio.run(scenario())
+    assert told == ["stored"]
 
 
 def test_nothing_is_asked_when_nothing_is_wanted() -> None:

@@ -56,6 +56,35 @@ def test_the_driver_says_that_a_member_was_lost(world: World, driver: Driver) ->
     assert "Attempt 1 ended with MemberLost: eval-2 on pod walker-actors-1: the actor died" in progressing["message"]
 
 
+EVICTED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "EvictionByEvictionAPI",
+    "message": "Eviction API: evicting",
+}
+
+
+def test_an_evicted_worker_does_not_count(world: World, driver: Driver) -> None:
+    pod = world.pods("actors")[0]
+    pod["status"].setdefault("conditions", []).append(EVICTED)
+    world.touch(pod)
+    world.driver_ends(driver, "Lost", "MemberLost", "eval-2 is gone")
+    restart = last_restart(world)
+    assert restart["reason"] == "Evicted"
+    assert restart["message"] == f"Pod {pod['metadata']['name']} was evicted. eval-2 is gone."
+    expect_attempt(world, 2, RC1, lost=0)
+
+
+def test_an_evicted_head_does_not_count(world: World, driver: Driver) -> None:
+    head = world.head
+    head["status"].setdefault("conditions", []).append(EVICTED)
+    world.touch(head)
+    restart = last_restart(world)
+    assert restart["reason"] == "Evicted"
+    assert restart["message"].endswith("is evicted: Eviction API: evicting.")
+    assert (world.status["attempt"], world.status["lostAttempts"]) == (2, 0)
+
+
 def test_a_submitter_that_ends_without_an_outcome_after_giving_the_watch_its_time(world: World, driver: Driver) -> None:
     driver.ended = True
     (job,) = world.of_kind("Job")

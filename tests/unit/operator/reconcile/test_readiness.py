@@ -175,10 +175,10 @@ def test_a_pending_claim_is_not_blamed_for_a_node_that_is_full(world: World) -> 
 
 def test_kuberay_missing_and_then_installed() -> None:
     world = World()
-    world.kuberay = KubeRay(installed=False, message="404 page not found")
+    world.kuberay = KubeRay(installed=False)
     text = (
-        "KubeRay is not installed: the API server does not serve rayclusters.ray.io (404 page not found). Install "
-        "KubeRay 1.6 or later; the job goes on by itself then."
+        "KubeRay is not installed: the API server does not serve rayclusters.ray.io. Install KubeRay 1.6 or later; the "
+        "job goes on by itself then."
     )
     assert said(world) == ("False", "KubeRayMissing", text)
     assert world.status["state"] == "Pending"
@@ -188,6 +188,16 @@ def test_kuberay_missing_and_then_installed() -> None:
     world.settle()
     assert world.status["rayCluster"] == RC
     assert world.clusters()
+
+
+def test_an_operator_that_may_not_look_for_kuberay_does_not_say_that_it_is_missing() -> None:
+    world = World()
+    world.kuberay = KubeRay(installed=False, message="rayclusters.ray.io is forbidden")
+    text = (
+        "The operator cannot look for RayClusters: rayclusters.ray.io is forbidden. Give its account that right (the "
+        "chart does, with rbac.create), or install KubeRay 1.6 or later; the job goes on by itself then."
+    )
+    assert said(world) == ("False", "KubeRayMissing", text)
 
 
 def test_kuberay_that_does_nothing() -> None:
