@@ -39,7 +39,8 @@ def iteration_progress(report: IterationReport, pace: Pace) -> dict[str, Any]:
         "metrics": [{"name": name, "value": value} for name, value in list(metrics.items())[:MAX_METRICS]],
     }
     if report.episode_return_mean is not None and math.isfinite(report.episode_return_mean):
-        progress["episodeReturnMean"] = float(report.episode_return_mean)
+        # kubectl prints a number with all its digits; metrics.jsonl keeps them.
+        progress["episodeReturnMean"] = round(float(report.episode_return_mean), 3)
     if math.isfinite(report.steps_per_second):
         progress["stepsPerSecond"] = round(report.steps_per_second, 1)
     remaining = pace.remaining_seconds()
