@@ -2,8 +2,7 @@
 
 Both take turns on one cluster in one run: the RLJob of ``manifests/cartpole-cluster.yaml``, then the very RayCluster
 that the operator had made for it, applied by hand. What the job needs on top is the operator's reaction, the driver's
-start and the members' start. Needs the cluster of ``make cluster-up`` with the chart installed
-(``make bench-startup`` does all of it).
+start and the members' start.
 """
 
 from __future__ import annotations
