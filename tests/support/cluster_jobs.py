@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,8 +229,6 @@ def seconds_since_epoch(moment: str) -> float:
 
 def follow(arguments: Iterable[str], kubeconfig: str) -> subprocess.Popen[str]:
     """A kubectl that goes on in the background, its output in a pipe."""
-    import os
-
     return subprocess.Popen(
         list(arguments),
         env={**os.environ, "KUBECONFIG": kubeconfig},
@@ -238,8 +236,3 @@ def follow(arguments: Iterable[str], kubeconfig: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def wait_a_moment(seconds: float) -> None:
-    """For tests that prove the absence of something."""
-    time.sleep(seconds)
