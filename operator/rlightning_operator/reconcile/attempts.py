@@ -123,7 +123,7 @@ def _after_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tupl
     if outcome is not None and outcome.state in ("Succeeded", "Failed"):
         return finished(now, outcome.state == "Succeeded", outcome.reason, outcome.message)
     now = replace(now, training=_training_of_attempt(seen, now))
-    suspended = _condition(seen, "Suspended")
+    suspended = seen.condition("Suspended")
     if seen.spec.suspend:
         return _suspend(seen, clock, now, suspended)
     if suspended is not None and suspended.status == "True":
@@ -263,7 +263,7 @@ def _active_since(seen: Observed, now: Decision) -> datetime:
     """The start, or the last resume: when Suspended last became False."""
     assert now.start_time is not None
     start = parse_time(now.start_time)
-    suspended = _condition(seen, "Suspended")
+    suspended = seen.condition("Suspended")
     return max(start, parse_time(suspended.last_transition_time)) if suspended is not None else start
 
 
@@ -274,7 +274,7 @@ def _not_scheduled(seen: Observed, clock: Clock, now: Decision, state: Readiness
     if limit is None or state.ready or cluster is None:
         return None
     since = [created(cluster)]
-    not_ready = _condition(seen, "ClusterReady")
+    not_ready = seen.condition("ClusterReady")
     if not_ready is not None:
         since.append(parse_time(not_ready.last_transition_time) if not_ready.status != "True" else clock.now)
     report = seen.report(now.attempt)
@@ -298,7 +298,3 @@ def finished(now: Decision, succeeded: bool, reason: str, message: str) -> Decis
     return replace(
         now, phase="Finished", succeeded=succeeded, reason=reason, message=message, stop=False, notes=(note,)
     )
-
-
-def _condition(seen: Observed, type_: str) -> Condition | None:
-    return next((c for c in seen.stored.conditions if c.type == type_), None)

@@ -178,7 +178,7 @@ def _stands_still(seen: Observed, clock: Clock, attempt: int, cluster: str, read
 
 def _last_moved(seen: Observed, clock: Clock, attempt: int, cluster: str) -> datetime:
     """The latest sign of life: pods became ready, the attempt or its driver began, an iteration was reported."""
-    ready = next((c for c in seen.stored.conditions if c.type == "ClusterReady"), None)
+    ready = seen.condition("ClusterReady")
     times = [parse_time(ready.last_transition_time) if ready is not None and ready.status == "True" else clock.now]
     times += [parse_time(r.time) for r in seen.stored.restarts[-1:]]
     job = seen.submitter(cluster, attempt)

@@ -9,7 +9,15 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from rlightning.api import rules
-from rlightning.api.models import ObjectMeta, PolicyGroupSpec, PolicyGroupStatus, RLJob, RLJobSpec, RLJobStatus
+from rlightning.api.models import (
+    Condition,
+    ObjectMeta,
+    PolicyGroupSpec,
+    PolicyGroupStatus,
+    RLJob,
+    RLJobSpec,
+    RLJobStatus,
+)
 from rlightning.api.resolve import training_spec
 from rlightning_operator.builders import names
 from rlightning_operator.builders.names import Identity
@@ -152,6 +160,10 @@ class Observed:
 
     def submitter_pods(self, job: Object) -> list[Object]:
         return [pod for pod in self.snapshot.pods if is_owned_by(pod, uid_of(job))]
+
+    def condition(self, type_: str) -> Condition | None:
+        """As it is stored."""
+        return next((c for c in self.stored.conditions if c.type == type_), None)
 
     def ray_pods(self, cluster: Object | None) -> list[Object]:
         """Of head and workers, those that are being deleted too."""

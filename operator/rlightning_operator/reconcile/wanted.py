@@ -50,8 +50,10 @@ def actions(
 
 
 def _suspended_since(seen: Observed, clock: Clock) -> datetime:
-    stored = next((c for c in seen.stored.conditions if c.type == "Suspended" and c.status == "True"), None)
-    return parse_time(stored.last_transition_time) if stored is not None else clock.now
+    stored = seen.condition("Suspended")
+    if stored is None or stored.status != "True":
+        return clock.now
+    return parse_time(stored.last_transition_time)
 
 
 def _clusters_to_delete(seen: Observed, keep: str | None) -> Iterator[Action]:
