@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,15 @@ class Service:
     def resident_mib(self) -> float:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.fixture(scope="module")
+def kube(kube: Kube) -> Iterator[Kube]:
+    """With a namespace that no other file's tests leave RLJobs in."""
+    own = replace(kube, namespace=f"rlightning-rest-{secrets.token_hex(3)}")
+    kube.ok("create", "namespace", own.namespace)
+    yield own
+    kube.run("delete", "namespace", own.namespace, "--wait=false")
 
 
 @pytest.fixture(scope="module")
