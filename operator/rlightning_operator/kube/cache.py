@@ -7,6 +7,7 @@ changes nothing: no job is ever reconciled on a state from before the operator's
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -43,7 +44,7 @@ class Cache:
     def __init__(self) -> None:
         self._objects: dict[str, dict[str, Object]] = {name: {} for name in kinds.KINDS}
         self._of_job: dict[Key, dict[str, set[str]]] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, float] = OrderedDict()  # uid: nothing up to this version is news
         # By namespace, None: all of them. What one namespace's watch is refused says nothing of another's.
         self.kuberay: dict[str | None, KubeRay] = {}
         self.nodes_readable = False
@@ -54,8 +55,9 @@ class Cache:
         """Remember an object; False if that is no news: it, or something newer, or all but its version was known."""
         uid = obj["metadata"]["uid"]
         known = self._objects[kind.name].get(uid)
-        if uid in self._gone or (known is not None and version(known) >= version(obj)):
+        if version(obj) <= self._gone.get(uid, -1) or (known is not None and version(known) >= version(obj)):
             return False
+        self._gone.pop(uid, None)
         if known is not None:
             self._unindex(kind, known)
         obj = trimmed(kind, obj)
@@ -65,15 +67,24 @@ class Cache:
             self._of_job.setdefault(key, {}).setdefault(kind.name, set()).add(uid)
         return known is None or _content(known) != _content(obj)
 
-    def remove(self, kind: Kind, uid: str) -> Object | None:
-        """Forget an object for good: a uid never comes back, whatever a late answer says. Returns what was known."""
-        self._gone[uid] = None
+    def remove(self, kind: Kind, uid: str, at: float = math.inf) -> Object | None:
+        """Forget an object, and whatever a late answer says of it; returns what was known.
+
+        Args:
+            kind: of the object.
+            uid: of the object.
+            at: the resourceVersion at which a watch or a list no longer had it. It may come back with a higher one: to
+                a watch that selects by label, an object whose label is taken off and put back is deleted and made.
+                Without it the object is gone for good.
+        """
+        self._gone[uid] = max(at, self._gone.get(uid, at))
         while len(self._gone) > TOMBSTONES:
             self._gone.popitem(last=False)
-        known = self._objects[kind.name].pop(uid, None)
-        if known is not None:
-            self._unindex(kind, known)
-        return known
+        known = self._objects[kind.name].get(uid)
+        if known is None or version(known) > at:
+            return None
+        self._unindex(kind, known)
+        return self._objects[kind.name].pop(uid)
 
     def replace(self, kind: Kind, namespace: str | None, items: Iterable[Object], at: str) -> list[Object]:
         """Take over a whole list, made at resourceVersion ``at``; returns the objects that changed or are gone."""
@@ -86,7 +97,7 @@ class Cache:
             if uid not in listed
             and (namespace is None or obj["metadata"].get("namespace") == namespace)
             and version(obj) <= at_version  # a newer one was made after the list
-            and self.remove(kind, uid) is not None
+            and self.remove(kind, uid, at_version) is not None
         ]
         changed += [item for item in items if self.put(kind, item)]
         return changed

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from rlightning_operator import metrics
-from rlightning_operator.kube.cache import Cache
+from rlightning_operator.kube.cache import Cache, version
 from rlightning_operator.kube.client import ApiError, Client, Unreachable
 from rlightning_operator.kube.kinds import Kind, Object
 
@@ -92,7 +92,7 @@ class OptionalWatch:
                     continue
                 metrics.OBSERVED.labels(self._kind.name).inc()
                 if change == "DELETED":
-                    self._cache.remove(self._kind, obj["metadata"]["uid"])
+                    self._cache.remove(self._kind, obj["metadata"]["uid"], version(obj))
                     self._observe(self._kind, obj)
                 elif self._cache.put(self._kind, obj):
                     self._observe(self._kind, obj)

@@ -53,6 +53,19 @@ def test_a_late_answer_does_not_bring_back_what_was_deleted() -> None:
     assert cache.of_job(kinds.POD, KEY) == ()
 
 
+def test_an_object_whose_label_is_taken_off_and_put_back_is_seen_again() -> None:
+    """A watch that selects by label tells of the first as a deletion, of the second as a creation."""
+    cache = Cache()
+    cache.put(kinds.POD, owned("Pod", "head", 3))
+    uid = owned("Pod", "head", 3)["metadata"]["uid"]
+    assert cache.remove(kinds.POD, uid, 7) is not None
+    assert not cache.put(kinds.POD, owned("Pod", "head", 7)), "a late answer from before"
+    assert cache.knows(kinds.POD, uid)
+    assert cache.put(kinds.POD, owned("Pod", "head", 9))
+    assert cache.remove(kinds.POD, uid, 8) is None, "a late deletion"
+    assert [pod["metadata"]["name"] for pod in cache.of_job(kinds.POD, KEY)] == ["head"]
+
+
 def test_a_listing_removes_what_it_lacks_but_not_what_was_made_after_it() -> None:
     cache = Cache()
     cache.put(kinds.POD, owned("Pod", "old", 3))
