@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import time
@@ -18,10 +19,10 @@ from typing import Any
 
 from rlightning_operator import metrics
 from rlightning_operator.kube import kinds
-from rlightning_operator.kube.cache import Cache, Key, job_key
+from rlightning_operator.kube.cache import Cache, Key, job_key, version
 from rlightning_operator.kube.client import ApiError, Client, Unreachable
 from rlightning_operator.kube.events import Recorder
-from rlightning_operator.kube.executor import Executor, Gone, NameTaken, Stale
+from rlightning_operator.kube.executor import Executor, Gone, Refused, Stale
 from rlightning_operator.kube.kinds import Kind, Object
 from rlightning_operator.kube.optional import OptionalWatch
 from rlightning_operator.kube.queue import Closed, WorkQueue
@@ -39,19 +40,18 @@ STUCK_SECONDS = 180.0
 OVERDUE_SECONDS = 60.0
 
 
-def watched_kinds(config: OperatorConfig) -> tuple[Kind, ...]:
-    """What exists on every cluster, and must be readable: kopf watches these."""
-    return (
-        kinds.RLJOB,
-        kinds.POLICY_GROUP,
-        kinds.POD,
-        kinds.JOB,
-        kinds.CLAIM,
-        kinds.SERVICE_ACCOUNT,
-        kinds.ROLE,
-        kinds.ROLE_BINDING,
-        *((kinds.NETWORK_POLICY,) if config.network_policies else ()),
-    )
+WATCHED: tuple[Kind, ...] = (
+    kinds.RLJOB,
+    kinds.POLICY_GROUP,
+    kinds.POD,
+    kinds.JOB,
+    kinds.CLAIM,
+    kinds.SERVICE_ACCOUNT,
+    kinds.ROLE,
+    kinds.ROLE_BINDING,
+    kinds.NETWORK_POLICY,  # those of running jobs go when an administrator turns them off
+)
+"""What exists on every cluster, and must be readable: kopf watches these."""
 
 
 class Controller:
@@ -84,14 +84,14 @@ class Controller:
         self.queue: WorkQueue[Key] = WorkQueue()
         self._executor = Executor(client, self.cache)
         self._recorder = Recorder(client)
-        self.watched = watched_kinds(config)
-        self.relister = Relister(client, self.cache, self.watched, namespaces, self._changed)
+        self.relister = Relister(client, self.cache, WATCHED, namespaces, self._changed)
         self._optional = [
             OptionalWatch(client, self.cache, kinds.RAY_CLUSTER, namespace, self._changed, self._kuberay_is)
             for namespace in (namespaces or (None,))
         ]
         self._optional.append(OptionalWatch(client, self.cache, kinds.NODE, None, self._changed, self._nodes_are))
         self._settling: dict[Key, int] = {}
+        self._refused: dict[Key, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._last_pass = time.monotonic()
@@ -175,7 +175,7 @@ class Controller:
         if change is None and self.ready:
             self.relister.suspect()
         if change == "DELETED":
-            self.cache.remove(kind, obj["metadata"]["uid"])
+            self.cache.remove(kind, obj["metadata"]["uid"], version(obj))
             self._changed(kind, obj)
         elif self.cache.put(kind, obj):
             self._changed(kind, obj)
@@ -246,7 +246,8 @@ class Controller:
         if snapshot is None:
             self._forget(key)
             return "gone"
-        plan = self._plan(snapshot)
+        refused = self._refused.get(key)
+        plan = self._plan(dataclasses.replace(snapshot, refused=refused))
 
         def stored() -> None:
             # Now: should an action fail, the next pass will not take this decision again, and so not say it.
@@ -270,7 +271,7 @@ class Controller:
         self.queue.forgive(key)
         if plan.requeue_after is not None:
             self.queue.add(key, max(plan.requeue_after, COALESCE_SECONDS))
-        if writes:
+        if self._refused.pop(key, None) is not None or writes:
             self._settle(key)  # our own writes may make more of the plan possible; a pass without any ends it
             return "wrote"
         self._settling.pop(key, None)
@@ -289,12 +290,14 @@ class Controller:
         metrics.ERRORS.labels("reconcile").inc()
         failures, delay = self.queue.retry(key)
         extra = {"job": "/".join(key), "failures": failures, "retry_seconds": round(delay, 1)}
-        expected = isinstance(error, ApiError | Unreachable | NameTaken)
+        expected = isinstance(error, ApiError | Unreachable | Refused)
         text = str(error) if expected else f"{type(error).__name__}: {error}"
         if isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.transient):
             log.warning("a pass failed: %s", text, extra=extra)
             return "error"
         log.error("a pass failed: %s", text, extra=extra, exc_info=None if expected else error)
+        if isinstance(error, Refused):
+            self._refused[key] = text
         job = self.cache.job(key)
         if job is not None:
             message = f"{text}; it is tried again" if expected else f"a bug in the operator: {text}; it is tried again"
@@ -304,6 +307,7 @@ class Controller:
     def _forget(self, key: Key) -> None:
         self.queue.forgive(key)
         self._settling.pop(key, None)
+        self._refused.pop(key, None)
 
 
 def _ends_attempt(job: Object, status: Object) -> bool:

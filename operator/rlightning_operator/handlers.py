@@ -13,7 +13,7 @@ from typing import Any
 
 import kopf
 
-from rlightning_operator.controller import Controller
+from rlightning_operator.controller import WATCHED, Controller
 from rlightning_operator.kube.client import REQUEST_SECONDS, SILENCE_SECONDS, WATCH_SECONDS, login
 from rlightning_operator.kube.kinds import Kind
 
@@ -28,14 +28,14 @@ def registry(controller: Controller, cleanup: Callable[[], Awaitable[None]]) -> 
 
     @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings, controller.watched)
+        configure(settings, WATCHED)
         await controller.start()
 
     @kopf.on.cleanup(registry=handlers)
     async def stop(**_: Any) -> None:
         await cleanup()
 
-    for kind in controller.watched:
+    for kind in WATCHED:
         kopf.on.event(group=kind.group, version=kind.version, plural=kind.plural, id=kind.name, registry=handlers)(
             _observer(controller, kind)
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import kopf
 
 from rlightning_operator import handlers, logs, metrics
 from rlightning_operator.config import Settings, parse
-from rlightning_operator.controller import Controller, watched_kinds
+from rlightning_operator.controller import WATCHED, Controller
 from rlightning_operator.health import HealthServer
 from rlightning_operator.kube import kinds
 from rlightning_operator.kube.client import ApiError, Client, LoginError, Unreachable, login
@@ -45,22 +47,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def run(settings: Settings) -> int:
     """Everything, until the process is told to stop. Raises StartError, LoginError."""
     client = Client(login())
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # kopf puts its own in their place when it starts
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     health = HealthServer(settings.host, settings.port)
     try:
         await health.start()
     except OSError as error:
         raise StartError(f"health and metrics cannot be served at {settings.host}:{settings.port}: {error}") from error
     try:
-        await wait_until_usable(client, settings)
-        return await _operate(client, settings, health)
+        if not await _done_before(stop, wait_until_usable(client, settings)):
+            log.info("stopped before it could begin")
+            return 0
+        return await _operate(client, settings, health, stop)
     finally:
         await health.stop()
         await client.close()
 
 
-async def _operate(client: Client, settings: Settings, health: HealthServer) -> int:
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work comes to its end before the process is told to stop; it is cancelled then."""
+    loop = asyncio.get_running_loop()
+    task, told = loop.create_task(work), loop.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        for one in (task, told):
+            one.cancel()
+        await asyncio.gather(task, told, return_exceptions=True)
+
+
+async def _operate(client: Client, settings: Settings, health: HealthServer, stop_flag: asyncio.Event) -> int:
     failures: list[BaseException] = []
-    stop_flag = asyncio.Event()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
@@ -146,7 +168,7 @@ async def _obstacle(client: Client, settings: Settings) -> str:
     if missing:
         names = ", ".join(f"{plural}.{kinds.RLJOB.group}" for plural in missing)
         return f"these CustomResourceDefinitions are missing: {names}; install the chart, or its CRDs, first"
-    for kind in watched_kinds(settings.jobs):
+    for kind in WATCHED:
         for namespace in settings.namespaces or (None,):
             try:
                 query = {"limit": "1"} | ({"labelSelector": kind.selector} if kind.selector else {})

@@ -145,6 +145,7 @@ Digest = Annotated[str, Field(max_length=41, pattern=r"^xxh3-128:[0-9a-f]{32}$")
 CamelWord = Annotated[str, Field(max_length=64, pattern=r"^[A-Z][A-Za-z0-9]*$")]
 Text = Annotated[str, Field(max_length=4096)]
 ShortText = Annotated[str, Field(max_length=253)]
+ImageName = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")]
 Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Time = Annotated[
     str,
@@ -489,11 +490,8 @@ class RLJobSpec(Manifest):
         description="Where members live. Left out: one node (in a cluster: Ray's head) hosts them all.",
     )
     head: HeadSpec = Field(default_factory=HeadSpec)
-    image: str | None = Field(
+    image: ImageName | None = Field(
         default=None,
-        min_length=1,
-        max_length=512,
-        pattern=r"^\S+$",
         description="Of all pods; made from RLightning's trainer image. Left out: the operator's default.",
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
@@ -614,6 +612,10 @@ class RLJobStatus(Manifest):
     shards: int | None = Field(
         default=None, ge=1, le=1024, description="environment.shards as resolved at the first start."
     )
+    image: ImageName | None = Field(
+        default=None, description="Of all attempts: spec.image, or the operator's default at the first start."
+    )
+    ray_version: ShortText | None = Field(default=None, description="Ray's, in that image.")
     ray_cluster: ShortText | None = Field(default=None, description="Name of the RayCluster of this attempt.")
     run_path: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None, description="Folder of the run on the claim."

@@ -34,11 +34,9 @@ What a job owns goes with it, by the garbage collector's hand.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]
   verbs: [get, list, watch, create]
-{{- if .Values.jobs.networkPolicies }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
-{{- end }}
+  verbs: [get, list, watch, create, patch, delete]  # delete: those of running jobs, when they are turned off
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]

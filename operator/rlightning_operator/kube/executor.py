@@ -31,7 +31,11 @@ class Gone(Exception):
     """The job, or its namespace, is being deleted: nothing is left to do."""
 
 
-class NameTaken(Exception):
+class Refused(Exception):
+    """The API server does not take a write that the job needs; the message says which, and has the server's words."""
+
+
+class NameTaken(Refused):
     """An object that is not ours has a name that the job needs; the message names it."""
 
 
@@ -46,7 +50,7 @@ class Executor:
         self._stored: OrderedDict[str, tuple[Object, str]] = OrderedDict()
 
     async def carry_out(self, key: Key, job: Object, plan: Plan, stored: Callable[[], None] = lambda: None) -> int:
-        """Make the plan's writes; returns how many there were. Raises Stale, Gone, NameTaken, ApiError, Unreachable.
+        """Make the plan's writes; returns how many there were. Raises Stale, Gone, Refused, ApiError, Unreachable.
 
         Args:
             key: of the job.
@@ -120,13 +124,18 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------- actions
 
     async def _carry_out(self, key: Key, action: Action) -> int:
-        match action:
-            case Create(obj):
-                return await self._create(key, obj)
-            case Patch():
-                return await self._patch(key, action)
-            case Delete():
-                return await self._delete(key, action)
+        try:
+            match action:
+                case Create(obj):
+                    return await self._create(key, obj)
+                case Patch():
+                    return await self._patch(key, action)
+                case Delete():
+                    return await self._delete(key, action)
+        except ApiError as error:
+            if error.transient or error.namespace_ending:
+                raise
+            raise Refused(f"{_described(action)}: {error.message}") from error
 
     async def _create(self, key: Key, obj: Object) -> int:
         kind, name = KINDS[obj["kind"]], obj["metadata"]["name"]
@@ -220,6 +229,16 @@ class Executor:
         if job_key(kind, seen) is not None:
             return seen if self._cache.put(kind, seen) else None
         return seen
+
+
+def _described(action: Action) -> str:
+    match action:
+        case Create(obj):
+            return f"{obj['kind']} {obj['metadata']['name']} could not be created"
+        case Patch():
+            return f"{action.kind} {action.name} could not be changed"
+        case Delete():
+            return f"{action.kind} {action.name} could not be deleted"
 
 
 def merge_patch(old: Any, new: Any) -> Object:

@@ -35,7 +35,7 @@ class Decision:
             to save and leave. Suspended: no cluster. Finished: for good.
         reason, message: of Waiting, Suspending, Suspended and Finished.
         succeeded: of a finished job.
-        attempt, cluster, shards, start_time, lost_attempts, restarts: for the status.
+        attempt, cluster, shards, image, ray_version, start_time, lost_attempts, restarts: for the status.
         training: what the attempt's driver is given.
         stop: the driver should save and leave at the end of its iteration.
         remark: what else the user should know of a running attempt.
@@ -49,6 +49,8 @@ class Decision:
     attempt: int | None = None
     cluster: str | None = None
     shards: int | None = None
+    image: str | None = None
+    ray_version: str | None = None
     start_time: str | None = None
     lost_attempts: int | None = None
     restarts: tuple[Restart, ...] = ()
@@ -72,6 +74,8 @@ def decide(seen: Observed, clock: Clock, obstacle: tuple[str, str] | None) -> De
         attempt=stored.attempt,
         cluster=stored.ray_cluster,
         shards=stored.shards,
+        image=stored.image,
+        ray_version=stored.ray_version,
         start_time=stored.start_time,
         lost_attempts=stored.lost_attempts,
         restarts=tuple(stored.restarts),
@@ -104,6 +108,9 @@ def _before_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tup
         attempt=attempt,
         cluster=cluster,
         shards=seen.shards(),
+        # For good: a job that goes on after an upgrade of the operator goes on as it began.
+        image=now.image or seen.spec.image or seen.snapshot.config.trainer_image,
+        ray_version=now.ray_version or seen.snapshot.config.ray_version,
         start_time=now.start_time or format_time(clock.now),
         lost_attempts=now.lost_attempts or 0,
         training=_training(seen),

@@ -12,7 +12,7 @@ from rlightning_operator.reconcile.conditions import Said
 from rlightning_operator.reconcile.objects import container_status, created, is_deleted
 from rlightning_operator.reconcile.observed import Observed
 from rlightning_operator.reconcile.pod_trouble import trouble
-from rlightning_operator.reconcile.readiness import Readiness
+from rlightning_operator.reconcile.readiness import Readiness, refusal
 from rlightning_operator.reconcile.weights import Proof
 
 
@@ -84,6 +84,9 @@ def _progressing(
         last = decision.restarts[-1]
         text += f" Attempt {last.attempt} ended with {last.reason}: {last.message}"
     remarks = [decision.remark]
+    refused = refusal(seen)
+    if started and refused is not None:
+        remarks.append(refused[1])
     if obstacle is not None and obstacle[0] != "KubeRayMissing":
         remarks.append(obstacle[1])
     if started and seen.spec.checkpoints.claim_name is None:
@@ -96,6 +99,9 @@ def _progressing(
 
 def _before_the_driver(seen: Observed, decision: Decision, state: Readiness) -> tuple[str, str]:
     """What an attempt waits for that has no driver yet: the cluster, the submitter, or the driver itself."""
+    refused = refusal(seen)
+    if refused is not None:
+        return refused[0], f"Attempt {decision.attempt} cannot start. {refused[1]}"
     if not state.ready:
         return "WaitingForCluster", f"Attempt {decision.attempt} waits for its RayCluster. {state.message}"
     job = seen.submitter(decision.cluster, decision.attempt)

@@ -72,6 +72,8 @@ def _reconcile(seen: Observed, clock: Clock) -> Plan:
         restarts=list(decision.restarts),
         start_time=decision.start_time,
         shards=decision.shards,
+        image=decision.image,
+        ray_version=decision.ray_version,
         ray_cluster=decision.cluster,
         run_path=seen.identity.run_path if decision.attempt and seen.spec.checkpoints.claim_name else None,
         pools=list(state.pools) if state is not None else [],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rlightning.api.models import PoolStatus
 from rlightning_operator.reconcile import schedulable
 from rlightning_operator.reconcile.clock import Clock
-from rlightning_operator.reconcile.objects import condition, created, is_deleted, labels_of, name_of, shorten
+from rlightning_operator.reconcile.objects import condition, created, is_deleted, labels_of, name_of, sentence, shorten
 from rlightning_operator.reconcile.observed import Observed
 from rlightning_operator.reconcile.pod_trouble import Trouble, trouble
 from rlightning_operator.reconcile.snapshot import Object
@@ -75,6 +75,8 @@ def _why(
     if claim is not None:
         return (*claim, True)
     if cluster is None:
+        if (denied := refusal(seen)) is not None:
+            return (*denied, True)
         return "PodsPending", f"RayCluster {cluster_name} is being created.", False
     refused = condition(cluster, "ReplicaFailure")
     groups = [head, *pools]
@@ -91,6 +93,12 @@ def _why(
             return "KubeRayNotResponding", message, True
         return "PodsPending", f"KubeRay has not made the pods of RayCluster {cluster_name} yet.", False
     return _of_pods(seen, cluster, head, pools)
+
+
+def refusal(seen: Observed) -> tuple[str, str] | None:
+    """Reason and sentence where the API server refuses what the job needs: quota, admission, a name that is taken."""
+    words = seen.snapshot.refused
+    return ("WriteRefused", f"{sentence(shorten(words, 2048))} It is tried again.") if words is not None else None
 
 
 def _of_pods(seen: Observed, cluster: Object, head: _Group, pools: list[_Group]) -> tuple[str, str, bool]:

@@ -80,6 +80,7 @@ class Snapshot:
             claim is named.
         nodes: of the cluster; None without the right to read them.
         kuberay: see there.
+        refused: which write the API server did not take when the job was last worked on, and why; None if it took all.
         config: see there.
         now: aware, UTC.
     """
@@ -94,6 +95,7 @@ class Snapshot:
     claim: Object | None = None
     nodes: tuple[Object, ...] | None = None
     kuberay: KubeRay = KubeRay(installed=True)
+    refused: str | None = None
     config: OperatorConfig = OperatorConfig()
 
 

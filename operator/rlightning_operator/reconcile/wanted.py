@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -187,6 +188,11 @@ def _cluster_and_submitter(seen: Observed, decision: Decision) -> Iterator[Actio
     if not seen.snapshot.kuberay.installed:
         return
     config = seen.snapshot.config
+    config = replace(
+        config,
+        trainer_image=decision.image or config.trainer_image,
+        ray_version=decision.ray_version or config.ray_version,
+    )
     cluster = seen.cluster(decision.cluster)
     if cluster is None:
         if not any(name_of(c) == decision.cluster for c in seen.snapshot.clusters):

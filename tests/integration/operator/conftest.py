@@ -234,3 +234,14 @@ def count(space: Space, name: str = "cartpole") -> dict[str, int]:
 def started(space: Space, name: str = "cartpole") -> Callable[[], bool]:
     """Whether the job has all of them, for :func:`eventually`."""
     return lambda: count(space, name) == {kind.plural: number for kind, number in STARTED.items()}
+
+
+def status_of(space: Space) -> dict[str, Any]:
+    """The RLJob's status; {} as long as there is none."""
+    found = space.get(kinds.RLJOB, "cartpole") or {}
+    return dict(found.get("status", {}))
+
+
+def condition(space: Space, kind: str) -> dict[str, Any]:
+    """A condition of the RLJob; {} if there is none yet."""
+    return next((one for one in status_of(space).get("conditions", []) if one["type"] == kind), {})

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlightning_operator.kube import kinds
-from tests.integration.operator.conftest import World, count, job, started
-from tests.support.api import Space
+from tests.integration.operator.conftest import World, condition, count, job, started
+from tests.support.api import Refused, Space
 from tests.support.apiproxy import Seen
 from tests.support.kube import eventually
 
@@ -248,6 +248,89 @@ def test_a_name_that_is_taken_is_said_on_the_job(healthy: World) -> None:
         what="an event",
     )
     assert "the ServiceAccount taken/rlj-cartpole is not of this job" in words
+    eventually(
+        lambda: condition(space, "ClusterReady").get("reason") == "WriteRefused",
+        seconds=10,
+        what="the condition says it too",
+        now=lambda: str(condition(space, "ClusterReady")),
+    )
     assert count(space)[kinds.RAY_CLUSTER.plural] == 0, "nothing runs with somebody else's account"
     space.delete(kinds.SERVICE_ACCOUNT, "rlj-cartpole")
     eventually(started(space), seconds=20, what="the job goes on", now=lambda: str(count(space)))
+
+
+NO_CLUSTERS = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "ValidatingAdmissionPolicy",
+    "metadata": {"name": "no-ray-clusters"},
+    "spec": {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {
+                    "apiGroups": ["ray.io"],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["rayclusters"],
+                }
+            ]
+        },
+        "validations": [{"expression": "false", "message": "no room for RayClusters before Monday"}],
+    },
+}
+
+
+def test_what_admission_refuses_is_said_on_the_job_until_it_is_let_in(healthy: World) -> None:
+    space = Space.make(healthy.api, "guarded")
+    operator = healthy.operator()
+    operator.start()
+    folder = "/apis/admissionregistration.k8s.io/v1"
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "no-ray-clusters"},
+        "spec": {
+            "policyName": "no-ray-clusters",
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "guarded"}}},
+        },
+    }
+    healthy.api.request("POST", f"{folder}/validatingadmissionpolicies", NO_CLUSTERS)
+    healthy.api.request("POST", f"{folder}/validatingadmissionpolicybindings", binding)
+
+    def denied() -> bool:
+        head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray"}]}}}
+        cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "probe"}}
+        probe = {**cluster, "spec": {"headGroupSpec": head}}
+        try:
+            healthy.api.request("POST", kinds.RAY_CLUSTER.path("guarded"), probe, query={"dryRun": "All"})
+        except Refused as refused:
+            return "before Monday" in str(refused)
+        return False
+
+    try:
+        eventually(denied, seconds=30, what="the policy is in force", every=0.2)
+        space.create(kinds.RLJOB, job())
+        entry = eventually(
+            lambda: (found := condition(space, "ClusterReady")).get("reason") == "WriteRefused" and found,
+            seconds=10,
+            what="the job says what is refused",
+            now=lambda: str(condition(space, "ClusterReady")),
+        )
+        assert entry["message"].startswith("RayCluster cartpole-")
+        assert "no room for RayClusters before Monday" in entry["message"]
+        assert condition(space, "Progressing")["reason"] == "WriteRefused"
+        since = time.monotonic()
+        time.sleep(5)
+        tried = [one for one in healthy.proxy.writes(since) if "/events" not in one]
+        assert len(tried) <= 8, f"tried less and less often, and the status is not written for it: {tried}"
+    finally:
+        healthy.api.request("DELETE", f"{folder}/validatingadmissionpolicybindings/no-ray-clusters")
+        healthy.api.request("DELETE", f"{folder}/validatingadmissionpolicies/no-ray-clusters")
+    eventually(started(space), seconds=60, what="the job goes on", now=lambda: str(count(space)))
+    eventually(
+        lambda: condition(space, "ClusterReady").get("reason") == "PodsPending",
+        seconds=10,
+        what="the words go",
+        now=lambda: str(condition(space, "ClusterReady")),
+    )

@@ -11,24 +11,23 @@ import pytest
 
 from rlightning_operator.kube import kinds
 from rlightning_operator.kube.kinds import Object
-from tests.integration.operator.conftest import STARTED, Operator, World, count, job, objects, started
+from tests.integration.operator.conftest import (
+    STARTED,
+    Operator,
+    World,
+    condition,
+    count,
+    job,
+    objects,
+    started,
+    status_of,
+)
 from tests.support.api import Refused, Space
 from tests.support.kube import eventually
 
 pytestmark = pytest.mark.apiserver
 
 DIGEST = "xxh3-128:" + "a" * 32
-
-
-def status_of(space: Space) -> dict[str, Any]:
-    """The RLJob's status; {} as long as there is none."""
-    found = space.get(kinds.RLJOB, "cartpole") or {}
-    return dict(found.get("status", {}))
-
-
-def condition(space: Space, kind: str) -> dict[str, Any]:
-    """A condition of the RLJob; {} if there is none yet."""
-    return next((one for one in status_of(space).get("conditions", []) if one["type"] == kind), {})
 
 
 def test_a_start_before_the_crds_and_a_job_before_kuberay(world: World) -> None:
@@ -45,6 +44,11 @@ def test_a_start_before_the_crds_and_a_job_before_kuberay(world: World) -> None:
         impatient.text(),
     )
     eventually(lambda: operator.get("/healthz")[0] == 200, seconds=20, what="alive while it waits")
+    told = world.operator()
+    told.start(ready=False)
+    eventually(lambda: "waiting: these Custom" in told.text(), seconds=20, what="another one waits")
+    code, seconds = told.stop()
+    assert (code, seconds < 4) == (0, True), f"SIGTERM while it waits: ended with {code} after {seconds:.1f} s"
     assert operator.get("/readyz") == (503, "waiting for the API server and the CRDs\n")
     world.install_ours()
     eventually(operator.ready, seconds=20, what="ready once the CRDs are there")

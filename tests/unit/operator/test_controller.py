@@ -162,6 +162,33 @@ def test_a_refusal_is_one_line_without_a_traceback_and_shown_on_the_job(caplog: 
     assert "Traceback" not in caplog.text
 
 
+def test_the_decision_knows_what_was_refused_until_it_is_not() -> None:
+    seen: list[str | None] = []
+    quota = True
+
+    def plan(snapshot: Snapshot) -> Plan:
+        seen.append(snapshot.refused)
+        return Plan({}, (Create(ACCOUNT),) if quota or snapshot.refused else ())
+
+    async def scenario() -> None:
+        nonlocal quota
+        api = Api()
+        api.refuse = lambda asked: (
+            status(403, "Forbidden", "exceeded quota: small")
+            if quota and "/serviceaccounts" in asked.path and asked.body
+            else None
+        )
+        async with running(plan, api):
+            await until(lambda: len(seen) >= 2)
+            quota = False
+            await until(lambda: seen[-1] is None)
+
+    asyncio.run(scenario())
+    words = "ServiceAccount rlj-cartpole could not be created: exceeded quota: small"
+    assert seen[:2] == [None, words]
+    assert seen[-1] is None, "a pass follows the one that was not refused, so that the words go"
+
+
 def test_a_conflict_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     refused: list[str] = []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlightning_operator.kube import kinds
 from rlightning_operator.kube.cache import Cache
 from rlightning_operator.kube.client import ApiError
-from rlightning_operator.kube.executor import Executor, Gone, NameTaken, Stale, merge_patch, transitions
+from rlightning_operator.kube.executor import Executor, Gone, NameTaken, Refused, Stale, merge_patch, transitions
 from rlightning_operator.reconcile.snapshot import Create, Delete, OperatorConfig, Patch, Plan
 from tests.unit.operator.kube.server import Answer, Asked, Server, job, owned, serving, status
 
@@ -35,7 +35,7 @@ def carry_out(
         async with serving(answer) as (client, server):
             try:
                 return await Executor(client, cache).carry_out(KEY, job(5), plan), server, cache
-            except (ApiError, Stale, Gone, NameTaken) as error:
+            except (ApiError, Stale, Gone, Refused) as error:
                 return error, server, cache
 
     return asyncio.run(scenario())
@@ -144,8 +144,8 @@ def test_after_an_error_the_rest_of_the_plan_is_left() -> None:
         return status(403, "Forbidden", "exceeded quota") if asked.method == "POST" else fine(asked)
 
     error, server, _ = carry_out(Plan({"attempt": 2}, (ACCOUNT, GROUP)), answer)
-    assert isinstance(error, ApiError)
-    assert "exceeded quota" in str(error)
+    assert isinstance(error, Refused)
+    assert str(error) == "ServiceAccount rlj-cartpole could not be created: exceeded quota"
     assert len(server.writes()) == 2
 
 
@@ -245,7 +245,7 @@ def test_a_failed_test_of_a_json_patch_is_a_conflict_and_a_bad_patch_an_error() 
     cache = Cache()
     cache.put(kinds.POLICY_GROUP, owned("PolicyGroup", "cartpole", 9, uid="u"))
     error, _, _ = carry_out(plan, patched(owned("PolicyGroup", "cartpole", 9, uid="u")), cache)
-    assert isinstance(error, ApiError), "the object is as it was known, so the patch is wrong"
+    assert isinstance(error, Refused), "the object is as it was known, so the patch is wrong"
 
 
 def test_a_field_that_the_server_does_not_keep_is_not_written_again_and_again(caplog: pytest.LogCaptureFixture) -> None:

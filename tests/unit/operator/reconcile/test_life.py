@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -167,6 +168,27 @@ def test_names_that_an_earlier_job_still_holds_are_waited_for(world: World) -> N
     world.collect()
     world.settle()
     assert (world.status["attempt"], world.group["spec"]["attempt"]) == (1, 1)
+
+
+def test_a_job_keeps_the_image_that_it_began_with() -> None:
+    """Whatever default an operator has that was upgraded meanwhile: an attempt resumes to the bit only on the same."""
+    world = World()
+    driver = world.train()
+    began = (world.config.trainer_image, world.config.ray_version)
+    assert (world.status["image"], world.status["rayVersion"]) == began
+    world.config = replace(world.config, trainer_image="example.org/trainer:next", ray_version="9.9.9")
+    world.edit(suspend=True)
+    world.settle()
+    world.driver_runs(driver)
+    world.submitters_act()
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    (cluster,) = world.clusters()
+    assert cluster["metadata"]["name"] == RC2
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert (head["image"], cluster["spec"]["rayVersion"]) == began
+    assert (world.status["image"], world.status["rayVersion"]) == began
 
 
 def test_names_that_somebody_else_holds(world: World) -> None:

@@ -354,3 +354,27 @@ def test_somebody_elses_pods_do_not_count(world: World) -> None:
         world.touch(pod)
     world.operate()
     assert world.condition("ClusterReady")["status"] == "False"
+
+
+def test_what_the_api_server_refuses_is_said_with_its_words() -> None:
+    """A quota, say, that leaves no room for a RayCluster."""
+    world = World()
+    world.refused = "RayCluster walker-0000-1 could not be created: exceeded quota: small"
+    world.operate()
+    assert said_now(world, "ClusterReady") == ("False", "WriteRefused", f"{world.refused}. It is tried again.")
+    assert said_now(world, "Progressing")[1] == "WriteRefused"
+    assert world.status["state"] == "Pending"
+    world.refused = None
+    world.settle()
+    assert said_now(world, "ClusterReady")[1] == "HeadNotReady"
+    world.train()
+    world.refused = "NetworkPolicy rlj-walker could not be changed: denied by webhook"
+    world.operate()
+    entry = said_now(world, "Progressing")
+    assert entry[:2] == ("True", "Training"), "what runs is not disturbed"
+    assert entry[2].endswith(f"{world.refused}. It is tried again.")
+
+
+def said_now(world: World, type_: str) -> tuple[str, str, str]:
+    entry = world.condition(type_)
+    return entry["status"], entry["reason"], entry["message"]

@@ -84,6 +84,7 @@ class World:
         self.now = START
         self.config = config
         self.kuberay = KubeRay(installed=True)
+        self.refused: str | None = None
         self.nodes: tuple[dict[str, Any], ...] | None = None
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.drivers: list[Driver] = []
@@ -199,6 +200,7 @@ class World:
             claim=claims[0] if claims and named else None,
             nodes=self.nodes,
             kuberay=self.kuberay,
+            refused=self.refused,
             config=self.config,
         )
 
