@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster_jobs import Job, Start, iterations, job_like_shipped
+from tests.support.cluster_jobs import Job, Start, iterations, long_job, short_job
 from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 from tests.support.local_runs import LocalRun, LocalRuns
@@ -21,18 +21,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 STARTED = 240
 """Seconds for a job to be on its way."""
-
-
-def job_of(name: str, *, steps: int) -> dict[str, Any]:
-    """The shipped job without its target."""
-    return job_like_shipped(
-        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": steps}
-    )
-
-
-def long_job(name: str) -> dict[str, Any]:
-    """At least 60 s of training."""
-    return job_of(name, steps=75_000)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +209,7 @@ def test_each_part_alone(
 
 
 def test_suspend_then_resume(start: Start, installation: Installation, namespace: Kube, local_runs: LocalRuns) -> None:
-    job = start(job_of("pause", steps=20_000))
+    job = start(short_job("pause"))
     undisturbed = local_runs.of(job.manifest)
     progressed(job, 5, seconds=STARTED)
     first = job.status["rayCluster"]

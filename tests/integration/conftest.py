@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -60,3 +61,18 @@ def kube(bare_kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     finally:
         if not existed:
             bare_kube.run("delete", "crd", "--wait=false", *names)
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """One Ray for all tests of a file; the driver uses a Ray that is already up."""
+    import ray
+
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        logging_level=logging.WARNING,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,38 +145,36 @@ class TestOnRay:
 
     roles: ClassVar[dict[str, Any]] = {"eval": {"replicas": 2}}
 
-    def test_a_lost_member_is_named_with_its_cause(self, tmp_path: Path) -> None:
+    def test_a_lost_member_is_named_with_its_cause(self, local_ray: None, tmp_path: Path) -> None:
         outcome, _ = run(job(custom("DiesInRollout", policyGroup=self.roles)), tmp_path, placement="ray")
         assert (outcome.state, outcome.reason, outcome.iteration) == ("Failed", "MemberLost", 2)
         assert "member eval-1 was lost during rollout_fragment" in outcome.message
         assert "died" in outcome.message and re.search(r"pid: \d+", outcome.message), "Ray's own account of it"
 
-    def test_a_late_member_is_named_with_its_deadline(self, tmp_path: Path) -> None:
+    def test_a_late_member_is_named_with_its_deadline(self, local_ray: None, tmp_path: Path) -> None:
         of = job(custom("SleepsInRollout", policyGroup=self.roles, deadlines={"fragmentSeconds": 2}))
         outcome, _ = run(of, tmp_path, placement="ray")
         assert (outcome.state, outcome.reason) == ("Failed", "DeadlineExceeded")
         assert "eval-1" in outcome.message and "eval-0" not in outcome.message
         assert "within 2 s (spec.deadlines.fragmentSeconds)" in outcome.message
 
-    def test_an_error_of_the_users_keeps_its_traceback(self, tmp_path: Path) -> None:
+    def test_an_error_of_the_users_keeps_its_traceback(self, local_ray: None, tmp_path: Path) -> None:
         outcome, _ = run(job(custom("RaisesInTrain")), tmp_path, placement="ray")
         assert (outcome.state, outcome.reason) == ("Failed", "PolicyError")
         assert "train-0" in outcome.message and "ValueError: the user's own mistake" in outcome.message
         assert "policies.py" in outcome.message
 
-    def test_pools_place_members_and_a_ray_without_them_is_refused(self, tmp_path: Path) -> None:
+    def test_a_ray_without_pools_is_refused_and_one_of_its_own_has_them(self, local_ray: None, tmp_path: Path) -> None:
+        """The last test: it ends the Ray that the others share."""
         import ray
 
         pooled: dict[str, Any] = {
             "policyGroup": {"train": {"pool": "learners"}, "eval": {"replicas": 2, "pool": "actors"}},
             "pools": [{"name": "learners"}, {"name": "actors", "membersPerReplica": 2}],
         }
-        outcome, _ = run(job(CARTPOLE, **pooled), tmp_path / "a", placement="ray")
+        refused, _ = run(job(CARTPOLE, **pooled), tmp_path / "a", placement="ray")
+        ray.shutdown()
+        outcome, _ = run(job(CARTPOLE, **pooled), tmp_path / "b", placement="ray")
         assert outcome.state == "Succeeded", outcome.message
-        ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
-        try:
-            refused, _ = run(job(CARTPOLE, **pooled), tmp_path / "b", placement="ray")
-        finally:
-            ray.shutdown()
         assert refused.state == "Failed"
         assert "spec.policyGroup.train.pool" in refused.message and "rlightning-pool-learners" in refused.message

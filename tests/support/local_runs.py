@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class LocalRun:
 
 
 class LocalRuns:
-    """Runs each manifest once.
+    """Runs each manifest once, one after the other.
 
     Args:
         folder: for their run folders.
@@ -45,17 +46,25 @@ class LocalRuns:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._done: dict[str, LocalRun] = {}
+        self._runs: dict[str, Future[LocalRun]] = {}
+        self._worker = ThreadPoolExecutor(1)
+
+    def begin(self, job: dict[str, Any]) -> Future[LocalRun]:
+        """Run a manifest beside what else is done: while a test waits for the cluster, say."""
+        key = json.dumps(job["spec"], sort_keys=True)
+        if key not in self._runs:
+            self._runs[key] = self._worker.submit(self._run, job, len(self._runs))
+        return self._runs[key]
 
     def of(self, job: dict[str, Any]) -> LocalRun:
         """The run of a manifest; it must succeed."""
-        key = json.dumps(job["spec"], sort_keys=True)
-        if key not in self._done:
-            manifest = self.folder / f"job-{len(self._done)}.json"
-            manifest.write_text(json.dumps({**job, "metadata": {"name": job["metadata"]["name"]}}))  # JSON is YAML
-            runs = self.folder / f"runs-{len(self._done)}"
-            done = rlightning("run", manifest, "--run-dir", runs, "--quiet", seconds=300)
-            assert done.returncode == 0, done.output
-            folder = runs / job["metadata"]["name"] / "1"
-            self._done[key] = LocalRun(folder, json.loads((folder / "status.json").read_text()))
-        return self._done[key]
+        return self.begin(job).result(timeout=600)
+
+    def _run(self, job: dict[str, Any], number: int) -> LocalRun:
+        manifest = self.folder / f"job-{number}.json"
+        manifest.write_text(json.dumps({**job, "metadata": {"name": job["metadata"]["name"]}}))  # JSON is YAML
+        runs = self.folder / f"runs-{number}"
+        done = rlightning("run", manifest, "--run-dir", runs, "--quiet", seconds=300)
+        assert done.returncode == 0, done.output
+        folder = runs / job["metadata"]["name"] / "1"
+        return LocalRun(folder, json.loads((folder / "status.json").read_text()))
