@@ -169,6 +169,7 @@ def test_killed_again_and_again_a_job_ends_with_the_digest_of_an_undisturbed_one
     group.patch(attempt=2)
     third = submit(head, group, 2, folder)
     eventually(lambda: group.status["attempt"] == 2 and iteration(group) > reached, third)
+    eventually(lambda: "iter-" in third.printed, third)  # the log comes behind the report
     resumed = int(third.printed.split("iter-")[1][:8])
     assert 0 < resumed <= reached and reached - resumed <= 2, "at most a checkpoint's interval is lost"
     victims = member_processes("TakesItsTime")

@@ -196,7 +196,8 @@ class Job:
         script = (
             "import glob\n"
             "for p in glob.glob('/proc/[0-9]*/cmdline'):\n"
-            "    a = open(p, 'rb').read().split(b'\\0')\n"
+            "    try: a = open(p, 'rb').read().split(b'\\0')\n"
+            "    except OSError: continue\n"  # it has just ended
             "    if b'rlightning.runtime.cluster.driver' in a and b'python' in a[0]: print(p.split('/')[2])\n"
         )
         out = self.exec_head("python3", "-c", script)
