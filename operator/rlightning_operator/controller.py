@@ -289,7 +289,7 @@ class Controller:
         """Say what went wrong, where the user sees it too, and try again later."""
         metrics.ERRORS.labels("reconcile").inc()
         failures, delay = self.queue.retry(key)
-        extra = {"job": "/".join(key), "failures": failures, "retry_seconds": round(delay, 1)}
+        extra = {"job": "/".join(key), "fields": {"failures": failures, "retry_seconds": round(delay, 1)}}
         expected = isinstance(error, ApiError | Unreachable | Refused)
         text = str(error) if expected else f"{type(error).__name__}: {error}"
         if isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.transient):

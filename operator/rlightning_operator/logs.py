@@ -1,4 +1,8 @@
-"""One line per record, as text or JSON; kopf's own lines fewer."""
+"""What operator and status service log: an event a line, whatever users or callers put into it; kopf's own lines fewer.
+
+A record's ``extra`` may have ``job`` (namespace/name) and ``fields``, further names and values; those that are None are
+left out.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import json
 import logging
 import time
 from datetime import UTC, datetime
+from typing import Any
 
-FIELDS = ("job", "failures", "retry_seconds")
 QUIET_SECONDS = 30.0
 
 
@@ -16,29 +20,39 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See the class."""
-        fields = {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        job = fields.pop("job", None)
-        text = " ".join(record.getMessage().splitlines())
-        more = "".join(f" {name}={value}" for name, value in fields.items())
-        line = f"{_time(record)} {record.levelname:<7} {f'{job}: ' if job else ''}{text}{more}"
+        job = getattr(record, "job", None)
+        more = "".join(f" {name}={_plain(str(value))}" for name, value in _fields(record).items())
+        start = f"{_time(record)} {record.levelname:<7} {f'{job}: ' if job else ''}"
+        line = f"{start}{_plain(' '.join(record.getMessage().splitlines()))}{more}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class JsonLines(logging.Formatter):
-    """An object a line: time, level, message, logger; job, failures, retry_seconds, traceback where there are any."""
+    """An object a line: time, level, message, logger; job, the fields and traceback where there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See the class."""
-        content: dict[str, object] = {
+        content: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
             "logger": record.name,
         }
-        content |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        if hasattr(record, "job"):
+            content["job"] = record.job
+        content |= _fields(record)
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(content)
+        return json.dumps(content, default=str)  # ASCII, control characters escaped
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in getattr(record, "fields", {}).items() if value is not None}
+
+
+def _plain(text: str) -> str:
+    """Without line breaks and what else could forge a line or steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -65,13 +79,14 @@ class FewerRetries(logging.Filter):
 
 
 def configure(level: str, form: str) -> None:
-    """Send everything to stderr."""
+    """Send everything to stderr, warnings too."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else Lines())
     handler.addFilter(FewerRetries())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(True)
     if level != "debug":  # kopf tells of each handler that was called; these are three lines long
         for name in ("kopf", "asyncio", "aiohttp"):
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

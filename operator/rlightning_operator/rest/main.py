@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import uvicorn
 
-from rlightning_operator.rest import logs
+from rlightning_operator import logs
 from rlightning_operator.rest.app import create_app
 from rlightning_operator.rest.cluster import Cluster, ConfigurationError, Endpoint
 from rlightning_operator.rest.settings import Settings
@@ -21,7 +21,7 @@ SHUTDOWN_SECONDS = 15  # for requests under way; below Kubernetes' 30 s, above a
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status."""
     options = _options(arguments)
-    logs.set_up(options.log_level, options.log_format)
+    logs.configure(options.log_level, options.log_format)
     try:
         cluster = Cluster(Endpoint.find(), options.api_seconds)
     except ConfigurationError as error:

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlightning_operator.rest import metrics, problems
-from rlightning_operator.rest.logs import FIELDS
 from rlightning_operator.rest.problems import Problem
 
 LOG = logging.getLogger("rlightning.status")
@@ -69,7 +68,7 @@ class Observe:
             detail = f"the API server did not answer all that was asked within {self._seconds:g} s; try again"
             await fail(Problem("unavailable", 503, detail, {"Retry-After": "5"}))
         except Exception:
-            LOG.exception("a request failed by an error of the service", extra={FIELDS: {"requestId": request_id}})
+            LOG.exception("a request failed by an error of the service", extra={"fields": {"requestId": request_id}})
             detail = f"an error of the service, not of yours; its log has more under request id {request_id}"
             await fail(Problem("internal", 500, detail))
         finally:
@@ -102,4 +101,4 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
         "user": scope["state"].get("user"),
         "requestId": scope["state"]["request_id"],
     }
-    LOG.log(level, "request", extra={FIELDS: fields})
+    LOG.log(level, "request", extra={"fields": fields})

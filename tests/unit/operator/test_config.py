@@ -58,7 +58,7 @@ def _record(message: str, level: int = logging.INFO, name: str = "rlightning", *
 
 
 def test_a_record_is_one_line() -> None:
-    record = _record("state Pending ->\n Running", job="team/cartpole", failures=2)
+    record = _record("state Pending ->\n Running", job="team/cartpole", fields={"failures": 2, "user": None})
     assert logs.Lines().format(record) == (
         "1970-01-01T00:00:01.500Z INFO    team/cartpole: state Pending ->  Running failures=2"
     )

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from rlightning_operator.rest import logs
+from rlightning_operator import logs
 from rlightning_operator.rest.settings import Settings
 from tests.support.api_double import ApiDouble, run, status
 from tests.unit.rest.samples import job
@@ -228,7 +228,7 @@ def test_logs_hold_who_and_what_but_no_token(caplog: pytest.LogCaptureFixture):
 
     with caplog.at_level(logging.DEBUG):
         run(scenario)
-    for form in (logs._Text(), logs._Json()):
+    for form in (logs.Lines(), logs.JsonLines()):
         lines = [form.format(record) for record in caplog.records if record.name == "rlightning.status"]
         assert len(lines) == 4
         assert "carol" in lines[0] and ONE in lines[0]
