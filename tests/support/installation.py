@@ -20,10 +20,7 @@ from hack.programs.binaries import program
 from tests.support.kube import Kube, eventually
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "rlightning"
-VALUES = ROOT / "hack" / "cluster" / "values.yaml"
 SYSTEM = "rlightning-system"
-RELEASE = "rlightning"
 
 
 @dataclass(frozen=True)
@@ -59,28 +56,12 @@ class Installation:
 
     @staticmethod
     def install(cluster: Cluster) -> Installation:
-        """``helm install --wait``, or an upgrade where it is there already (a kept cluster)."""
-        kube = Kube(program("kubectl"), str(cluster.kubeconfig), SYSTEM)
-        kept = kube.run("get", "deployment", f"{RELEASE}-operator").returncode == 0
-        Installation(cluster, kube).helm(
-            "upgrade",
-            "--install",
-            RELEASE,
-            str(CHART),
-            "--namespace",
-            SYSTEM,
-            "--create-namespace",
-            "--values",
-            str(VALUES),
-            "--wait",
-            "--timeout",
-            "180s",
-        )
-        if kept:  # its pods run the images of then
-            kube.ok("rollout", "restart", "deployment")
-            for name in (f"{RELEASE}-operator", f"{RELEASE}-status"):
-                kube.ok("rollout", "status", "deployment", name, "--timeout=50s")
-        return Installation(cluster, kube)
+        """By ``hack/cluster/install``; an upgrade where it is there already (a kept cluster)."""
+        script = [str(ROOT / "hack" / "cluster" / "install")]
+        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+        done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"hack/cluster/install\n{done.stdout}{done.stderr}"
+        return Installation(cluster, Kube(program("kubectl"), str(cluster.kubeconfig), SYSTEM))
 
     def helm(self, *arguments: str, seconds: float = 240) -> str:
         """Run helm, which must succeed."""
@@ -182,7 +163,7 @@ class Installation:
             role = next(
                 r["metadata"]["name"]
                 for r in kube.json("get", "clusterroles")["items"]
-                if re.fullmatch(rf"{RELEASE}.*-view", r["metadata"]["name"])
+                if re.fullmatch(r"rlightning.*-view", r["metadata"]["name"])
             )
             objects.append(
                 {
