@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,9 +51,9 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
 
     defaults = OperatorConfig()
     option("--namespaces", "", "namespaces to watch, separated by commas; all if none are named", type=_words)
-    option("--trainer-image", defaults.trainer_image, "image of jobs that name none")
+    option("--trainer-image", defaults.trainer_image, "image of jobs that name none", type=_image)
     option("--image-pull-policy", defaults.image_pull_policy, "Always, IfNotPresent or Never", type=_pull_policy)
-    option("--ray-version", defaults.ray_version, "Ray's version in the trainer image")
+    option("--ray-version", defaults.ray_version, "Ray's version in the trainer image", type=_version)
     option("--network-policies", "true", "make NetworkPolicies for each job: true or false", type=_truth)
     option(
         "--api-server-endpoints",
@@ -96,6 +97,18 @@ def _words(text: str) -> tuple[str, ...]:
 def _one_of(text: str, *choices: str) -> str:
     if text not in choices:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
+    return text
+
+
+def _image(text: str) -> str:
+    if not re.fullmatch(r"\S{1,512}", text):  # status.image
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of an image")
+    return text
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"[0-9]\S{0,62}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version of Ray, as in 2.60.0")
     return text
 
 

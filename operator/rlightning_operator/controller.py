@@ -37,6 +37,8 @@ PASS_SECONDS = 150.0  # a pass makes at most a dozen requests, each with a deadl
 QUICK_PASSES, LONGEST_SETTLE_SECONDS = 10, 30.0
 STOP_SECONDS = 5.0
 STUCK_SECONDS = 180.0
+STUBBORN_FAILURES = 4  # the first four tries take about 4 s
+SAME_WORDS_SECONDS = 60.0
 OVERDUE_SECONDS = 60.0
 
 
@@ -91,7 +93,7 @@ class Controller:
         ]
         self._optional.append(OptionalWatch(client, self.cache, kinds.NODE, None, self._changed, self._nodes_are))
         self._settling: dict[Key, int] = {}
-        self._refused: dict[Key, str] = {}
+        self._refused: dict[Key, tuple[Refused, float]] = {}  # since when these words are said
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._last_pass = time.monotonic()
@@ -246,8 +248,8 @@ class Controller:
         if snapshot is None:
             self._forget(key)
             return "gone"
-        refused = self._refused.get(key)
-        plan = self._plan(dataclasses.replace(snapshot, refused=refused))
+        refused, _ = self._refused.get(key, (None, 0.0))
+        plan = self._plan(dataclasses.replace(snapshot, refused=str(refused) if refused is not None else None))
 
         def stored() -> None:
             # Now: should an action fail, the next pass will not take this decision again, and so not say it.
@@ -292,17 +294,30 @@ class Controller:
         extra = {"job": "/".join(key), "fields": {"failures": failures, "retry_seconds": round(delay, 1)}}
         expected = isinstance(error, ApiError | Unreachable | Refused)
         text = str(error) if expected else f"{type(error).__name__}: {error}"
-        if isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.transient):
+        if isinstance(error, Refused):
+            self._remember(key, error, failures)
+        if isinstance(error, Unreachable) or (isinstance(error, ApiError | Refused) and error.transient):
             log.warning("a pass failed: %s", text, extra=extra)
             return "error"
         log.error("a pass failed: %s", text, extra=extra, exc_info=None if expected else error)
-        if isinstance(error, Refused):
-            self._refused[key] = text
         job = self.cache.job(key)
         if job is not None:
             message = f"{text}; it is tried again" if expected else f"a bug in the operator: {text}; it is tried again"
             self._recorder.record(job, Note("Warning", "ReconcileError", message))
         return "error"
+
+    def _remember(self, key: Key, refused: Refused, failures: int) -> None:
+        """For the job's conditions, unless it may pass by itself.
+
+        The words stay for a while as long as the write is the same: where they differ each time (a webhook's request
+        number, a quota's count) each would be another write of the status.
+        """
+        if failures < (STUBBORN_FAILURES if refused.transient else 2):
+            return
+        said, since = self._refused.get(key, (None, 0.0))
+        now = time.monotonic()
+        if said is None or said.write != refused.write or now - since > SAME_WORDS_SECONDS:
+            self._refused[key] = (refused, now)
 
     def _forget(self, key: Key) -> None:
         self.queue.forgive(key)

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import kopf
 
@@ -23,6 +23,8 @@ from rlightning_operator.reconcile.plan import reconcile
 from rlightning_operator.reconcile.snapshot import OperatorConfig
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 2.0
 
@@ -56,56 +58,65 @@ async def run(settings: Settings) -> int:
     except OSError as error:
         raise StartError(f"health and metrics cannot be served at {settings.host}:{settings.port}: {error}") from error
     try:
-        if not await _done_before(stop, wait_until_usable(client, settings)):
+        config = await _result_before(stop, _begin(client, settings))
+        if config is None:
             log.info("stopped before it could begin")
             return 0
-        return await _operate(client, settings, health, stop)
+        return await _operate(client, settings, config, health, stop)
     finally:
         await health.stop()
         await client.close()
 
 
-async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work comes to its end before the process is told to stop; it is cancelled then."""
+async def _begin(client: Client, settings: Settings) -> OperatorConfig:
+    """Wait for what is needed. Raises StartError."""
+    await wait_until_usable(client, settings)
+    try:
+        return await _refreshed(client, settings, settings.jobs)
+    except (ApiError, Unreachable) as error:
+        raise StartError(f"the API server's own addresses could not be asked for: {error}") from error
+
+
+async def _refreshed(client: Client, settings: Settings, config: OperatorConfig) -> OperatorConfig:
+    """The configuration with the API server's addresses of now. Raises ApiError, Unreachable."""
+    if not settings.detect_endpoints:
+        return config
+    found = await api_server_endpoints(client)
+    # What was found once is not given up for wider policies because it cannot be found now.
+    return dataclasses.replace(config, api_server_endpoints=found or config.api_server_endpoints)
+
+
+async def _result_before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work returns; None if the process is told to stop before that: the work is cancelled then."""
     loop = asyncio.get_running_loop()
     task, told = loop.create_task(work), loop.create_task(stop.wait())
     try:
         await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            return False
-        await task
-        return True
+            return None
+        return await task
     finally:
         for one in (task, told):
             one.cancel()
         await asyncio.gather(task, told, return_exceptions=True)
 
 
-async def _operate(client: Client, settings: Settings, health: HealthServer, stop_flag: asyncio.Event) -> int:
+async def _operate(
+    client: Client, settings: Settings, config: OperatorConfig, health: HealthServer, stop_flag: asyncio.Event
+) -> int:
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         failures.append(error)
         stop_flag.set()
 
-    async def refresh(config: OperatorConfig) -> OperatorConfig:
-        if not settings.detect_endpoints:
-            return config
-        found = await api_server_endpoints(client)
-        # What was found once is not given up for wider policies because it cannot be found now.
-        return dataclasses.replace(config, api_server_endpoints=found or config.api_server_endpoints)
-
-    try:
-        config = await refresh(settings.jobs)
-    except (ApiError, Unreachable) as error:
-        raise StartError(f"the API server's own addresses could not be asked for: {error}") from error
     controller = Controller(
         client,
         config,
         reconcile,
         namespaces=settings.namespaces,
         workers=settings.workers,
-        refresh=refresh,
+        refresh=lambda config: _refreshed(client, settings, config),
         failed=failed,
     )
     health.controller = controller

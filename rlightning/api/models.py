@@ -613,9 +613,10 @@ class RLJobStatus(Manifest):
         default=None, ge=1, le=1024, description="environment.shards as resolved at the first start."
     )
     image: ImageName | None = Field(
-        default=None, description="Of all attempts: spec.image, or the operator's default at the first start."
+        default=None,
+        description="Of all pods: spec.image, or the operator's default of then; kept from the first iteration on.",
     )
-    ray_version: ShortText | None = Field(default=None, description="Ray's, in that image.")
+    ray_version: ShortText | None = Field(default=None, description="Ray's in that image, as the operator was told.")
     ray_cluster: ShortText | None = Field(default=None, description="Name of the RayCluster of this attempt.")
     run_path: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None, description="Folder of the run on the claim."

@@ -64,9 +64,11 @@ def namespace(installation: Installation, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.fixture(scope="session")
-def local_runs(tmp_path_factory: pytest.TempPathFactory) -> LocalRuns:
+def local_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRuns]:
     """Undisturbed runs on this machine."""
-    return LocalRuns(tmp_path_factory.mktemp("local-runs"))
+    runs = LocalRuns(tmp_path_factory.mktemp("local-runs"))
+    yield runs
+    runs.close()
 
 
 @pytest.fixture

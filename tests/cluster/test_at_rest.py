@@ -54,6 +54,7 @@ def test_no_writes_at_rest_and_little_memory(
     job.until_condition("Suspended", status="True", seconds=30)
     time.sleep(3)
     watch_writes(installation, namespace, float(os.environ.get("AT_REST_SECONDS", "60")))
+    local_runs.settle()
     used = resident(installation)
     print(f"operator: {used:.0f} MB resident")
     assert used < 150

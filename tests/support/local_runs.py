@@ -60,6 +60,15 @@ class LocalRuns:
         """The run of a manifest; it must succeed."""
         return self.begin(job).result(timeout=600)
 
+    def settle(self) -> None:
+        """Wait for all that were begun."""
+        for run in self._runs.values():
+            run.result(timeout=600)
+
+    def close(self) -> None:
+        """Begin no more; returns when the one under way has ended."""
+        self._worker.shutdown(cancel_futures=True)
+
     def _run(self, job: dict[str, Any], number: int) -> LocalRun:
         manifest = self.folder / f"job-{number}.json"
         manifest.write_text(json.dumps({**job, "metadata": {"name": job["metadata"]["name"]}}))  # JSON is YAML

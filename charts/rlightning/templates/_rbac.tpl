@@ -36,7 +36,11 @@ What a job owns goes with it, by the garbage collector's hand.
   verbs: [get, list, watch, create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]  # delete: those of running jobs, when they are turned off
+  {{- if .Values.jobs.networkPolicies }}
+  verbs: [get, list, watch, create, patch, delete]
+  {{- else }}
+  verbs: [get, list, watch, delete]  # those of running jobs go
+  {{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]

@@ -8,8 +8,6 @@ from typing import Any
 from rlightning.api.models import HeadSpec, PoolSpec, ResourcesSpec, RLJobSpec
 from rlightning_operator.reconcile.snapshot import OperatorConfig
 
-# Ray ends within seconds of a SIGTERM. KubeRay's init container does not hear one, and holds its pod (and the pod its
-# device) for the whole of `grace_seconds` if the job is taken back while it starts.
 USER = 10001  # of the trainer image; the claim's files get this group
 GPU = "nvidia.com/gpu"
 TMP = {"name": "tmp", "mountPath": "/tmp"}
@@ -29,7 +27,11 @@ def pod_spec(
     volumes: Sequence[dict[str, Any]] = (),
     grace_seconds: int = 10,
 ) -> dict[str, Any]:
-    """A pod with one container, restricted Pod Security, a writable ``/tmp`` and no API token."""
+    """A pod with one container, restricted Pod Security, a writable ``/tmp`` and no API token.
+
+    Ray ends within seconds of a SIGTERM. KubeRay's init container does not hear one, and holds its pod, and the pod its
+    device, for the whole of ``grace_seconds`` if the job is taken back while it starts.
+    """
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

@@ -111,6 +111,11 @@ class Cache:
             del known[obj["metadata"]["uid"]]
         return objects
 
+    def start_over(self, kind: Kind) -> None:
+        """Forget a kind's objects, and what is gone: the API server's versions have fallen back behind both."""
+        self.clear(kind)
+        self._gone.clear()
+
     def _unindex(self, kind: Kind, obj: Object) -> None:
         key = job_key(kind, obj)
         if key is None:
@@ -153,10 +158,6 @@ class Cache:
     def has(self, kind: Kind, uid: str) -> bool:
         """Whether the object is here."""
         return uid in self._objects[kind.name]
-
-    def knows(self, kind: Kind, uid: str) -> bool:
-        """Whether the object is here, or was and is gone."""
-        return uid in self._objects[kind.name] or uid in self._gone
 
     def of_job(self, kind: Kind, key: Key) -> tuple[Object, ...]:
         """The objects of one job, by name."""

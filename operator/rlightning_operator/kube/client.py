@@ -55,6 +55,11 @@ class ApiError(Exception):
         return terminating or (self.code == 404 and self.message.startswith("namespaces "))
 
     @property
+    def object_missing(self) -> bool:
+        """There is no object of that name; a 404 may also mean that the kind is not served at the moment."""
+        return self.code == 404 and '" not found' in self.message and not self.namespace_ending
+
+    @property
     def transient(self) -> bool:
         """The same request may well succeed a little later."""
         return self.code == 429 or self.code >= 500

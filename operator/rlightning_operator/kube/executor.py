@@ -32,7 +32,16 @@ class Gone(Exception):
 
 
 class Refused(Exception):
-    """The API server does not take a write that the job needs; the message says which, and has the server's words."""
+    """The API server does not take a write that the job needs; the message says which, and has the server's words.
+
+    Attributes:
+        write: which one, in words that stay the same as long as it is the same.
+        transient: the same request may well succeed a little later.
+    """
+
+    def __init__(self, write: str, words: str, transient: bool = False) -> None:
+        super().__init__(f"{write}: {words}")
+        self.write, self.transient = write, transient
 
 
 class NameTaken(Refused):
@@ -101,7 +110,7 @@ class Executor:
             if error.conflict:
                 await self._look_again(kinds.RLJOB, *key, uid)
                 raise Stale("the RLJob has changed meanwhile") from error
-            if error.code == 404 and not error.namespace_ending:
+            if error.object_missing:
                 self._cache.remove(kinds.RLJOB, uid)
                 raise Gone("the RLJob is gone") from error
             raise
@@ -133,9 +142,9 @@ class Executor:
                 case Delete():
                     return await self._delete(key, action)
         except ApiError as error:
-            if error.transient or error.namespace_ending:
+            if error.namespace_ending:
                 raise
-            raise Refused(f"{_described(action)}: {error.message}") from error
+            raise Refused(_described(action), error.message, error.transient) from error
 
     async def _create(self, key: Key, obj: Object) -> int:
         kind, name = KINDS[obj["kind"]], obj["metadata"]["name"]
@@ -151,8 +160,9 @@ class Executor:
             seen = await self._look_again(kind, key[0], name, None)
             if seen is not None and job_key(kind, seen) != key:
                 raise NameTaken(
+                    f"{kind.name} {name} could not be created",
                     f"the {kind.name} {key[0]}/{name} is not of this job, which needs its name; "
-                    f"delete it, or give the job another name"
+                    f"delete it, or give the job another name",
                 ) from error
             raise Stale(f"{kind.name} {name} exists already") from error
         self._cache.put(kind, stored)
@@ -163,9 +173,7 @@ class Executor:
     async def _no_other_cluster(self, key: Key) -> None:
         """Before paying for a RayCluster: is there one that the watch has not brought yet?"""
         items, _ = await self._client.list_all(kinds.RAY_CLUSTER, key[0], f"{kinds.JOB_LABEL}={key[1]}")
-        unseen = [item for item in items if not self._cache.knows(kinds.RAY_CLUSTER, item["metadata"]["uid"])]
-        for item in unseen:
-            self._cache.put(kinds.RAY_CLUSTER, item)
+        unseen = [item for item in items if self._cache.put(kinds.RAY_CLUSTER, item)]
         if unseen:
             raise Stale(f"RayCluster {unseen[0]['metadata']['name']} exists already")
 
@@ -177,7 +185,7 @@ class Executor:
         try:
             stored = await self._client.patch(kind, key[0], action.name, patch)
         except ApiError as error:
-            if error.code == 404 and not error.namespace_ending:
+            if error.object_missing:
                 if action.uid is not None:
                     self._cache.remove(kind, action.uid)
                 raise Stale(f"{kind.name} {action.name} is gone") from error
@@ -201,7 +209,7 @@ class Executor:
         try:
             answer = await self._client.delete(kind, key[0], action.name, action.uid, action.propagation)
         except ApiError as error:
-            if (error.code == 404 and not error.namespace_ending) or error.conflict:
+            if error.object_missing or error.conflict:
                 self._cache.remove(kind, action.uid)  # it, or the object of this uid, is gone
                 return 0
             raise
@@ -218,7 +226,7 @@ class Executor:
         try:
             seen = await self._client.get(kind, namespace, name)
         except ApiError as error:
-            if error.code != 404:
+            if not error.object_missing:
                 raise
             seen = None
         if uid is not None and (seen is None or seen["metadata"]["uid"] != uid):

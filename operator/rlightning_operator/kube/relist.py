@@ -106,7 +106,7 @@ class Relister:
         if at.isdigit() and int(at) < highest:
             # Versions only ever rise, except where etcd was restored from a backup.
             log.warning("the API server's %s are older than what was seen before; starting from them", kind.plural)
-            self._cache.clear(kind)
+            self._cache.start_over(kind)
         changed = self._cache.replace(kind, namespace, items, at)
         if changed:
             metrics.MISSED.labels(kind.name).inc(len(changed))

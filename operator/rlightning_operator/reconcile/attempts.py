@@ -69,13 +69,14 @@ def decide(seen: Observed, clock: Clock, obstacle: tuple[str, str] | None) -> De
         obstacle: reason and sentence why nothing can be started now (KubeRay missing, names taken).
     """
     stored = seen.stored
+    image, ray_version = seen.image()
     now = Decision(
         phase="Running",
         attempt=stored.attempt,
         cluster=stored.ray_cluster,
         shards=stored.shards,
-        image=stored.image,
-        ray_version=stored.ray_version,
+        image=image,
+        ray_version=ray_version,
         start_time=stored.start_time,
         lost_attempts=stored.lost_attempts,
         restarts=tuple(stored.restarts),
@@ -108,9 +109,8 @@ def _before_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tup
         attempt=attempt,
         cluster=cluster,
         shards=seen.shards(),
-        # For good: a job that goes on after an upgrade of the operator goes on as it began.
-        image=now.image or seen.spec.image or seen.snapshot.config.trainer_image,
-        ray_version=now.ray_version or seen.snapshot.config.ray_version,
+        image=seen.default_image()[0],
+        ray_version=seen.default_image()[1],
         start_time=now.start_time or format_time(clock.now),
         lost_attempts=now.lost_attempts or 0,
         training=_training(seen),
@@ -189,6 +189,9 @@ def _next_attempt(seen: Observed, clock: Clock, now: Decision, ended: Ended) -> 
     restart = Restart(attempt=now.attempt, time=format_time(clock.now), reason=ended.reason, message=message)
     attempt = now.attempt + 1
     cluster = seen.next_cluster() if ended.new_cluster or now.cluster is None else now.cluster
+    image, ray_version = now.image, now.ray_version
+    if image is None or ray_version is None or (cluster != now.cluster and seen.untrained):
+        image, ray_version = seen.default_image()
     where = f"a new RayCluster, {cluster}" if cluster != now.cluster else f"RayCluster {cluster}"
     kind: Literal["Normal", "Warning"] = "Warning" if ended.counts else "Normal"
     note = Note(kind, ended.reason, f"Attempt {now.attempt} has ended. {message} Attempt {attempt} starts on {where}.")
@@ -197,6 +200,8 @@ def _next_attempt(seen: Observed, clock: Clock, now: Decision, ended: Ended) -> 
         phase="Running",
         attempt=attempt,
         cluster=cluster,
+        image=image,
+        ray_version=ray_version,
         lost_attempts=lost,
         restarts=(*now.restarts, restart)[-RESTARTS_KEPT:],
         training=_training(seen),

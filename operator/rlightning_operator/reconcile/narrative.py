@@ -28,7 +28,7 @@ def narrate(
     progressing, word = _progressing(seen, decision, report, state, obstacle)
     said = [
         _suspended(decision),
-        _cluster_ready(decision, state),
+        _cluster_ready(seen, decision, state),
         progressing,
         Said("WeightsConsistent", proof.status, proof.reason, proof.message),
         Said("Finished", "False", "NotFinished", "The job has not finished."),
@@ -46,12 +46,18 @@ def _suspended(decision: Decision) -> Said:
     return Said("Suspended", "False", "NotSuspended", "spec.suspend is false.")
 
 
-def _cluster_ready(decision: Decision, state: Readiness | None) -> Said:
+def _cluster_ready(seen: Observed, decision: Decision, state: Readiness | None) -> Said:
     if state is not None:
         return Said("ClusterReady", "True" if state.ready else "False", state.reason, state.message)
     if decision.phase == "Suspended":
-        return Said("ClusterReady", "False", "Suspended", "A suspended job has no RayCluster.")
-    return Said("ClusterReady", "False", decision.reason, decision.message)
+        return Said("ClusterReady", "False", "Suspended", f"A suspended job needs no RayCluster.{_unless(seen)}")
+    return Said("ClusterReady", "False", decision.reason, f"{decision.message}{_unless(seen)}")
+
+
+def _unless(seen: Observed) -> str:
+    """That something could not be done, as a further sentence."""
+    refused = refusal(seen.snapshot)
+    return f" {refused[1]}" if refused is not None else ""
 
 
 def _progressing(
@@ -66,7 +72,7 @@ def _progressing(
         text = "The job is suspended." if word == "Suspended" else f"The job has not started. {decision.message}"
         return Said("Progressing", "False", decision.reason, text), word
     if decision.phase == "Suspending":
-        return Said("Progressing", "False", "Suspending", decision.message), "Suspending"
+        return Said("Progressing", "False", "Suspending", f"{decision.message}{_unless(seen)}"), "Suspending"
 
     started = report is not None and report.driver is not None
     if report is not None and started:
@@ -84,8 +90,8 @@ def _progressing(
         last = decision.restarts[-1]
         text += f" Attempt {last.attempt} ended with {last.reason}: {last.message}"
     remarks = [decision.remark]
-    refused = refusal(seen)
-    if started and refused is not None:
+    refused = refusal(seen.snapshot)
+    if refused is not None and reason != refused[0]:
         remarks.append(refused[1])
     if obstacle is not None and obstacle[0] != "KubeRayMissing":
         remarks.append(obstacle[1])
@@ -99,12 +105,12 @@ def _progressing(
 
 def _before_the_driver(seen: Observed, decision: Decision, state: Readiness) -> tuple[str, str]:
     """What an attempt waits for that has no driver yet: the cluster, the submitter, or the driver itself."""
-    refused = refusal(seen)
-    if refused is not None:
+    job = seen.submitter(decision.cluster, decision.attempt)
+    refused = refusal(seen.snapshot)
+    if refused is not None and (job is None or seen.cluster(decision.cluster) is None):
         return refused[0], f"Attempt {decision.attempt} cannot start. {refused[1]}"
     if not state.ready:
         return "WaitingForCluster", f"Attempt {decision.attempt} waits for its RayCluster. {state.message}"
-    job = seen.submitter(decision.cluster, decision.attempt)
     pods = [pod for pod in seen.submitter_pods(job) if not is_deleted(pod)] if job is not None else []
     pod = max(pods, key=created, default=None)
     if pod is None:

@@ -99,6 +99,29 @@ class Observed:
         frozen = self.group_spec.training.environment.shards if self.group_spec is not None else None
         return frozen or self.spec.environment.shards or self.spec.policy_group.eval.replicas
 
+    def default_image(self) -> tuple[str, str]:
+        """Image and Ray's version of a job that begins now."""
+        config = self.snapshot.config
+        return self.spec.image or config.trainer_image, config.ray_version
+
+    def image(self) -> tuple[str | None, str | None]:
+        """Image and Ray's version of the attempts so far: a job that goes on goes on with them, whatever the default.
+
+        From the RayCluster where the status does not say: an older operator had not that field.
+        """
+        if self.stored.image is not None:
+            return self.stored.image, self.stored.ray_version
+        cluster = self.cluster(self.stored.ray_cluster)
+        if cluster is None:
+            return None, None
+        (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][:1]
+        return container["image"], cluster["spec"]["rayVersion"]
+
+    @property
+    def untrained(self) -> bool:
+        """Whether nothing was trained yet that another image could not go on with."""
+        return self.stored.progress is None and self.stored.checkpoint is None
+
     @cached_property
     def training(self) -> RLJobSpec:
         """What the user's spec means for a driver. Raises InvalidSpec."""

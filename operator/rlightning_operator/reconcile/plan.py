@@ -18,9 +18,11 @@ from rlightning_operator.reconcile.conditions import Said, as_said
 from rlightning_operator.reconcile.narrative import narrate
 from rlightning_operator.reconcile.objects import format_time, is_deleted, is_owned_by, name_of, parse_time, uid_of
 from rlightning_operator.reconcile.observed import InvalidSpec, Observed, read_status
-from rlightning_operator.reconcile.readiness import Readiness, readiness
+from rlightning_operator.reconcile.readiness import Readiness, readiness, refusal
 from rlightning_operator.reconcile.release import clusters_to_release, is_over
 from rlightning_operator.reconcile.snapshot import Action, Delete, Note, Plan, Snapshot
+
+NO_CLUSTER = "The job has finished and needs no RayCluster."
 
 
 def reconcile(snapshot: Snapshot) -> Plan:
@@ -133,7 +135,7 @@ def _finished_status(
         proved = as_said(stored.conditions, "WeightsConsistent") or proved
     said = [
         Said("Suspended", "False", "Finished", "The job has finished."),
-        Said("ClusterReady", "False", "Finished", "The job has finished; its RayCluster is deleted."),
+        Said("ClusterReady", "False", "Finished", NO_CLUSTER),
         Said("Progressing", "False", decision.reason, f"The job has {outcome.lower()}."),
         proved,
         Said("Finished", "True", decision.reason, decision.message),
@@ -160,12 +162,15 @@ def _finished_status(
 def _after_the_end(snapshot: Snapshot, stored: RLJobStatus, clock: Clock) -> Plan:
     """Terminal stays terminal, whatever becomes of the spec. The cluster goes; and one day the job."""
     generation = _generation(snapshot)
-    status = stored.model_copy(
-        update={
-            "observed_generation": generation,
-            "conditions": [c.model_copy(update={"observed_generation": generation}) for c in stored.conditions],
-        }
-    )
+    refused = refusal(snapshot)
+    held = f"{NO_CLUSTER} {refused[1]}" if refused is not None else NO_CLUSTER
+    conditions_ = [
+        c.model_copy(
+            update={"observed_generation": generation} | ({"message": held} if c.type == "ClusterReady" else {})
+        )
+        for c in stored.conditions
+    ]
+    status = stored.model_copy(update={"observed_generation": generation, "conditions": conditions_})
     assert stored.completion_time is not None
     completed = parse_time(stored.completion_time)
     actions: list[Action] = list(clusters_to_release(snapshot, clock, stored.attempt, completed))

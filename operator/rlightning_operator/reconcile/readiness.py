@@ -14,7 +14,7 @@ from rlightning_operator.reconcile.clock import Clock
 from rlightning_operator.reconcile.objects import condition, created, is_deleted, labels_of, name_of, sentence, shorten
 from rlightning_operator.reconcile.observed import Observed
 from rlightning_operator.reconcile.pod_trouble import Trouble, trouble
-from rlightning_operator.reconcile.snapshot import Object
+from rlightning_operator.reconcile.snapshot import Object, Snapshot
 
 KUBERAY_PODS = "kubectl get pods -A -l app.kubernetes.io/name=kuberay-operator"
 
@@ -75,7 +75,7 @@ def _why(
     if claim is not None:
         return (*claim, True)
     if cluster is None:
-        if (denied := refusal(seen)) is not None:
+        if (denied := refusal(seen.snapshot)) is not None:
             return (*denied, True)
         return "PodsPending", f"RayCluster {cluster_name} is being created.", False
     refused = condition(cluster, "ReplicaFailure")
@@ -95,9 +95,9 @@ def _why(
     return _of_pods(seen, cluster, head, pools)
 
 
-def refusal(seen: Observed) -> tuple[str, str] | None:
+def refusal(snapshot: Snapshot) -> tuple[str, str] | None:
     """Reason and sentence where the API server refuses what the job needs: quota, admission, a name that is taken."""
-    words = seen.snapshot.refused
+    words = snapshot.refused
     return ("WriteRefused", f"{sentence(shorten(words, 2048))} It is tried again.") if words is not None else None
 
 

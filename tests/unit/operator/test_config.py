@@ -37,6 +37,9 @@ def test_the_api_servers_addresses_are_asked_for_only_if_policies_need_them() ->
         ("--workers", "0", "is not a whole number from 1 to 256"),
         ("--network-policies", "maybe", "is none of true, false"),
         ("--image-pull-policy", "Sometimes", "is none of Always, IfNotPresent, Never"),
+        ("--trainer-image", "a b", "'a b' is not the name of an image"),
+        ("--trainer-image", "", "'' is not the name of an image"),
+        ("--ray-version", "newest", "'newest' is not a version of Ray, as in 2.60.0"),
         ("--log-level", "loud", "is none of debug, info, warning, error"),
     ],
 )

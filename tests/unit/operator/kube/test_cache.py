@@ -60,10 +60,17 @@ def test_an_object_whose_label_is_taken_off_and_put_back_is_seen_again() -> None
     uid = owned("Pod", "head", 3)["metadata"]["uid"]
     assert cache.remove(kinds.POD, uid, 7) is not None
     assert not cache.put(kinds.POD, owned("Pod", "head", 7)), "a late answer from before"
-    assert cache.knows(kinds.POD, uid)
     assert cache.put(kinds.POD, owned("Pod", "head", 9))
     assert cache.remove(kinds.POD, uid, 8) is None, "a late deletion"
     assert [pod["metadata"]["name"] for pod in cache.of_job(kinds.POD, KEY)] == ["head"]
+
+
+def test_after_etcd_came_from_a_backup_what_was_gone_is_there_again() -> None:
+    cache = Cache()
+    cache.put(kinds.POD, owned("Pod", "head", 300))
+    cache.remove(kinds.POD, owned("Pod", "head", 300)["metadata"]["uid"], 500)
+    cache.start_over(kinds.POD)
+    assert cache.put(kinds.POD, owned("Pod", "head", 300))
 
 
 def test_a_listing_removes_what_it_lacks_but_not_what_was_made_after_it() -> None:

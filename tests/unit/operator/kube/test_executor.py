@@ -112,7 +112,7 @@ def test_what_was_decided_is_told_even_if_an_action_fails() -> None:
     async def scenario() -> None:
         async with serving(lambda asked: fine(asked) if asked.path.endswith("/status") else (500, {})) as (client, _):
             plan = Plan({"attempt": 2}, (ACCOUNT,))
-            with pytest.raises(ApiError):
+            with pytest.raises(Refused):
                 await Executor(client, Cache()).carry_out(KEY, job(5), plan, lambda: told.append("stored"))
 
     asyncio.run(scenario())
@@ -150,7 +150,9 @@ def test_after_an_error_the_rest_of_the_plan_is_left() -> None:
 
 
 def test_a_deleted_job_is_the_end_of_it() -> None:
-    error, server, cache = carry_out(Plan({"attempt": 2}, (ACCOUNT,)), lambda _: status(404, "NotFound", "rljobs …"))
+    error, server, cache = carry_out(
+        Plan({"attempt": 2}, (ACCOUNT,)), lambda _: status(404, "NotFound", 'rljobs "cartpole" not found')
+    )
     assert isinstance(error, Gone)
     assert server.writes() == [STATUS]
     assert cache.job(KEY) is None
@@ -211,7 +213,9 @@ def test_no_second_raycluster_while_the_watch_has_not_brought_the_first() -> Non
     assert writes == 1
 
 
-@pytest.mark.parametrize("refusal", [status(404, "NotFound", "jobs …"), status(409, "Conflict", "UID in precondition")])
+@pytest.mark.parametrize(
+    "refusal", [status(404, "NotFound", 'jobs "old" not found'), status(409, "Conflict", "UID in precondition")]
+)
 def test_deleting_what_is_gone_is_fine(refusal: Answer) -> None:
     cache = Cache()
     cache.put(kinds.JOB, owned("Job", "old", uid="old-uid"))

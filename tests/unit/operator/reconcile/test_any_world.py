@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
@@ -119,6 +120,19 @@ def _kuberay(world: World, n: int) -> None:
         world.delete_cluster()
 
 
+def _refusal(world: World, n: int) -> None:
+    """The API server does not take some write, or takes them all again."""
+    world.refused = f"Job walker-{n} could not be deleted: no" if n % 2 else None
+
+
+def _upgrade(world: World, n: int) -> None:
+    """The operator's default image changes; now and then a status is as an older operator had left it."""
+    world.config = replace(world.config, trainer_image=f"example.org/trainer:{n}", ray_version=f"2.{n}.0")
+    if n % 3 == 0 and "status" in world.job and "completionTime" not in world.status:
+        for name in ("image", "rayVersion"):
+            world.job["status"].pop(name, None)
+
+
 def _cluster_deleted(world: World, n: int) -> None:
     world.delete_cluster()
 
@@ -170,7 +184,7 @@ EVENTS: list[Event] = [
     *([_driver_runs] * 3),
     *(_time, _time, _driver_ends, _driver_crashes, _submitter_fails, _submitter_deleted, _head_restarts, _pod_lost),
     *(_pod_leaves, _pod_fails, _suspend, _scale, _forbidden_edit, _claim, _kuberay, _cluster_deleted),
-    *(_group_deleted, _liar, _leftover, _collector),
+    *(_group_deleted, _liar, _leftover, _collector, _refusal, _upgrade),
 ]
 
 
@@ -201,7 +215,15 @@ class Promises:
         writers = [d for d in world.live_drivers() if group is not None and d.attempt == group["spec"]["attempt"]]
         assert len(writers) <= 1, "two drivers of one attempt"
         self._conditions(status)
+        self._image(status)
         self._end(status)
+
+    def _image(self, status: dict[str, Any]) -> None:
+        """What runs is what the status says."""
+        for cluster in self.world.clusters():
+            (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+            if cluster["metadata"]["name"] == status.get("rayCluster") and "image" in status:
+                assert (container["image"], cluster["spec"]["rayVersion"]) == (status["image"], status["rayVersion"])
 
     def _conditions(self, status: dict[str, Any]) -> None:
         conditions = {c["type"]: c for c in status.get("conditions", [])}
@@ -228,6 +250,7 @@ class Promises:
 def calm(world: World) -> None:
     """Nothing fails any more, nobody changes anything, and drivers get where they want."""
     world.kuberay = KubeRay(installed=True)
+    world.refused = None
     world.collect()
     for claim in world.of_kind("PersistentVolumeClaim"):
         claim["status"]["phase"] = "Bound"

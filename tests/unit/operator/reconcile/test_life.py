@@ -191,6 +191,56 @@ def test_a_job_keeps_the_image_that_it_began_with() -> None:
     assert (world.status["image"], world.status["rayVersion"]) == began
 
 
+def test_an_image_that_nothing_was_trained_with_is_not_kept(world: World) -> None:
+    """A default with a mistake in it, say, that an upgrade corrects: suspend and resume is enough."""
+    world.settle()
+    world.config = replace(world.config, trainer_image="example.org/trainer:right", ray_version="9.9.9")
+    world.settle()
+    assert world.status["image"] != "example.org/trainer:right", "the cluster is as it was made"
+    world.edit(suspend=True)
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    assert (world.status["image"], world.status["rayVersion"]) == ("example.org/trainer:right", "9.9.9")
+    (cluster,) = world.clusters()
+    assert cluster["spec"]["rayVersion"] == "9.9.9"
+
+
+def test_the_image_of_a_job_that_an_older_operator_began_is_that_of_its_cluster(world: World) -> None:
+    world.train()
+    before = world.status["image"]
+    for name in ("image", "rayVersion"):
+        del world.job["status"][name]
+    world.config = replace(world.config, trainer_image="example.org/trainer:next", ray_version="9.9.9")
+    world.settle()
+    assert world.status["image"] == before
+    assert world.status["rayVersion"] != "9.9.9"
+
+
+def test_a_refused_deletion_is_said_of_a_job_that_needs_no_cluster(world: World) -> None:
+    driver = world.train()
+    world.edit(suspend=True)
+    world.settle()
+    world.driver_runs(driver)
+    world.submitters_act()
+    world.settle()
+    needs_none = "A suspended job needs no RayCluster."
+    assert world.condition("ClusterReady")["message"] == needs_none
+    world.refused = f"RayCluster {RC1} could not be deleted: denied by webhook"
+    world.operate()
+    assert world.condition("ClusterReady")["message"] == f"{needs_none} {world.refused}. It is tried again."
+    world.refused = None
+    world.edit(suspend=False)
+    driver = world.train()
+    world.driver_ends(driver, "Succeeded", "TotalReached")
+    world.settle()
+    needs_none = "The job has finished and needs no RayCluster."
+    assert world.condition("ClusterReady")["message"] == needs_none
+    world.refused = f"RayCluster {RC2} could not be deleted: denied by webhook"
+    world.settle()
+    assert world.condition("ClusterReady")["message"] == f"{needs_none} {world.refused}. It is tried again."
+
+
 def test_names_that_somebody_else_holds(world: World) -> None:
     world.add({"kind": "ServiceAccount", "metadata": {"name": "rlj-walker", "namespace": NAMESPACE}})
     world.settle()
