@@ -27,7 +27,7 @@ cluster-up: ## boot a real two-node Kubernetes with KubeRay and this tree's imag
 	@$(PY) -m hack.cluster up
 
 .PHONY: cluster-down
-cluster-down: ## take it down; only caches stay
+cluster-down: ## take it down, with the run folders on its volumes; only caches stay
 	@hack/setup
 	@$(PY) -m hack.cluster down
 

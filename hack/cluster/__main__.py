@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--no-kuberay", action="store_true", help="without KubeRay (`kuberay` brings it later)")
     up.set_defaults(action=_up)
 
-    down = commands.add_parser("down", help="take it down; only caches and the last logs stay")
+    down = commands.add_parser(
+        "down", help="take it down, volumes with run folders included; only caches and the last logs stay"
+    )
     down.set_defaults(action=lambda _: cluster.down())
 
     status = commands.add_parser("status", help="say what is up")

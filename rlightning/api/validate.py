@@ -103,7 +103,7 @@ def _kind_problems(loaded: LoadedManifest, kind: Any, version: Any) -> Iterator[
         else:
             yield loaded.problem(
                 ("kind",),
-                f"is not one of {known} and was not checked",
+                "is not RLightning's; this document was not checked",
                 kind,
                 "kubectl apply --dry-run=server checks it",
                 severity="warning",

@@ -34,6 +34,10 @@ def _run(path: Path) -> int:
         lines += repeats_of(records)
     else:
         lines.append("versions: none in the ledger")
+        if not report.checkpoints and not report.problems:
+            print("\n".join(lines))
+            print("nothing to verify: the run ended before it published weights", file=sys.stderr)
+            return 1
     return _verdict(report.problems, lines)
 
 

@@ -138,7 +138,7 @@ def _after_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tupl
             text = f"The job is to be resumed, and waits. {obstacle[1]}"
             return replace(now, phase="Suspended", reason=obstacle[0], message=text, stop=True)
         ended = Ended("Suspended", "The job was suspended.", counts=False, new_cluster=True)
-        return _next_attempt(seen, clock, now, ended)
+        return _next_attempt(seen, clock, now, ended, at=suspended.last_transition_time)
     limit = seen.spec.run_policy.active_deadline_seconds
     if limit is not None and clock.passed(_active_since(seen, now), limit):
         text = f"The job was not done within spec.runPolicy.activeDeadlineSeconds ({limit} s)."
@@ -174,8 +174,8 @@ def _running(seen: Observed, clock: Clock, now: Decision) -> Decision:
     return replace(now, stop=True, remark=text, notes=(Note("Normal", "SpecChanged", text),))
 
 
-def _next_attempt(seen: Observed, clock: Clock, now: Decision, ended: Ended) -> Decision:
-    """The attempt has ended, and another follows; unless too many were lost."""
+def _next_attempt(seen: Observed, clock: Clock, now: Decision, ended: Ended, at: str | None = None) -> Decision:
+    """The attempt has ended (``at`` a time, if not now), and another follows; unless too many were lost."""
     assert now.attempt is not None
     lost = (now.lost_attempts or 0) + ended.counts
     limit = seen.spec.run_policy.backoff_limit
@@ -186,7 +186,7 @@ def _next_attempt(seen: Observed, clock: Clock, now: Decision, ended: Ended) -> 
             f"{limit}. The last one, attempt {now.attempt}, ended with {ended.reason}: {ended.message}"
         )
         return finished(replace(now, lost_attempts=lost), False, "BackoffLimitExceeded", text)
-    restart = Restart(attempt=now.attempt, time=format_time(clock.now), reason=ended.reason, message=message)
+    restart = Restart(attempt=now.attempt, time=at or format_time(clock.now), reason=ended.reason, message=message)
     attempt = now.attempt + 1
     cluster = seen.next_cluster() if ended.new_cluster or now.cluster is None else now.cluster
     image, ray_version = now.image, now.ray_version
@@ -265,7 +265,9 @@ def _suspended(seen: Observed, now: Decision) -> Decision:
     else:
         then = f"it goes on from iteration {saved.iteration} (checkpoint {saved.path})"
     text = f"{how} When spec.suspend is false again, {then}."
-    return replace(now, phase="Suspended", reason="Suspended", message=text, stop=True)
+    before = seen.condition("Suspended")
+    news = () if before is not None and before.status == "True" else (Note("Normal", "Suspended", text),)
+    return replace(now, phase="Suspended", reason="Suspended", message=text, stop=True, notes=news)
 
 
 # ----------------------------------------------------------------------------------------------------------- deadlines

@@ -15,6 +15,7 @@ from rlightning_operator.reconcile.objects import (
     is_deleted,
     is_true,
     name_of,
+    own_sentence,
     parse_time,
     sentence,
     uid_of,
@@ -88,8 +89,8 @@ def _outcome(seen: Observed, report: PolicyGroupStatus | None, cluster_name: str
             return Ended("Evicted", text, counts=False)
         return Ended(outcome.reason, outcome.message)
     if seen.group_spec is not None and seen.training != seen.group_spec.training:
-        return Ended("SpecChanged", f"The spec was changed. {sentence(outcome.message)}", counts=False)
-    return Ended("Stopped", f"The driver has stopped. {sentence(outcome.message)}", counts=False)
+        return Ended("SpecChanged", f"The spec was changed. {own_sentence(outcome.message)}", counts=False)
+    return Ended("Stopped", f"The driver has stopped. {own_sentence(outcome.message)}", counts=False)
 
 
 def _cluster_deleted(seen: Observed, report: PolicyGroupStatus | None, name: str) -> Ended | None:

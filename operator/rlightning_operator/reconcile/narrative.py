@@ -76,11 +76,11 @@ def _progressing(
 
     started = report is not None and report.driver is not None
     if report is not None and started:
-        word = "Running"
         trains = report.progress is not None
-        reason = "Training" if trains else "MembersStarting"
+        word, reason = "Running", "Training"
         text = f"Attempt {decision.attempt} trains."
         if not trains:
+            word, reason = ("Pending", "WaitingForCluster") if state.blocked else ("Starting", "MembersStarting")
             text = f"The driver of attempt {decision.attempt} is up and waits for its members."
             text += f" {state.message}" if not state.ready else ""
     else:
@@ -100,7 +100,8 @@ def _progressing(
     if decision.stop:
         reason = "SpecChanged"
     text = " ".join([text, *(r for r in remarks if r)])
-    return Said("Progressing", "True" if started else "False", reason, text), word
+    moves = started and reason != "WaitingForCluster"
+    return Said("Progressing", "True" if moves else "False", reason, text), word
 
 
 def _before_the_driver(seen: Observed, decision: Decision, state: Readiness) -> tuple[str, str]:

@@ -89,3 +89,9 @@ def sentence(text: str) -> str:
     """Foreign words as the end of a sentence of ours: one line where it is short, one full stop."""
     text = text.strip()
     return text if text.endswith((".", "!", "?", "…")) or not text else f"{text}."
+
+
+def own_sentence(text: str) -> str:
+    """Foreign words as a sentence by themselves."""
+    text = sentence(text)
+    return text[:1].upper() + text[1:]

@@ -16,12 +16,21 @@ from rlightning_operator.reconcile.attempts import Decision
 from rlightning_operator.reconcile.clock import Clock
 from rlightning_operator.reconcile.conditions import Said, as_said
 from rlightning_operator.reconcile.narrative import narrate
-from rlightning_operator.reconcile.objects import format_time, is_deleted, is_owned_by, name_of, parse_time, uid_of
+from rlightning_operator.reconcile.objects import (
+    format_time,
+    is_deleted,
+    is_owned_by,
+    name_of,
+    parse_time,
+    shorten,
+    uid_of,
+)
 from rlightning_operator.reconcile.observed import InvalidSpec, Observed, read_status
 from rlightning_operator.reconcile.readiness import Readiness, readiness, refusal
 from rlightning_operator.reconcile.release import clusters_to_release, is_over
 from rlightning_operator.reconcile.snapshot import Action, Delete, Note, Plan, Snapshot
 
+PASSING = ("ClaimUnbound",)  # mostly a moment at the start: no event
 NO_CLUSTER = "The job has finished and needs no RayCluster."
 
 
@@ -64,6 +73,8 @@ def _reconcile(seen: Observed, clock: Clock) -> Plan:
         return Plan(status, tuple(released), tuple(notes), clock.requeue_after)
 
     state = _readiness(seen, decision, clock, obstacle)
+    if state is not None and state.blocked and state.reason not in PASSING:
+        notes.append(Note("Warning", state.reason, shorten(state.message, 1000)))
     said, word = narrate(seen, decision, report, state, proof, obstacle)
     status_model = RLJobStatus(
         observed_generation=_generation(seen.snapshot),

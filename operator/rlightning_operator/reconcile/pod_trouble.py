@@ -86,7 +86,9 @@ def _unscheduled(pod: Object) -> Trouble | None:
     if scheduled is None or scheduled.get("status") == "True":
         return None
     # What preemption would not do is noise: jobs have no priority over others.
-    words = re.split(r"\s*preemption: ", str(scheduled.get("message") or ""), maxsplit=1)[0]
+    words = re.split(
+        r"\s*(?:no new claims to deallocate,\s*)?preemption: ", str(scheduled.get("message") or ""), maxsplit=1
+    )[0]
     words = shorten(words, _WORDS) or str(scheduled.get("reason"))
     if scheduled.get("reason") == "Unschedulable":
         return Trouble("Unschedulable", sentence(f"Pod {name_of(pod)} finds no node: {words}"), pod)

@@ -153,7 +153,7 @@ def test_a_document_of_another_kind_is_reported_but_is_no_error() -> None:
     text = GOOD + "---\napiVersion: v1\nkind: ConfigMap\n"
     problems = [p for loaded in load_text(text, "job.yaml") for p in validate_manifest(loaded)]
     assert [str(p) for p in problems] == [
-        "job.yaml:15:7: warning: kind: is not one of RLJob, PolicyGroup and was not checked "
+        "job.yaml:15:7: warning: kind: is not RLightning's; this document was not checked "
         '(value "ConfigMap"; kubectl apply --dry-run=server checks it)'
     ]
     assert errors(problems) == []

@@ -101,7 +101,7 @@ def test_the_states_from_pending_to_running(world: World) -> None:
         ("Starting", "False", "SubmitterPending"),
         ("Starting", "False", "SubmitterPending"),
         ("Starting", "False", "DriverStarting"),
-        ("Running", "True", "MembersStarting"),
+        ("Starting", "True", "MembersStarting"),
         ("Running", "True", "Training"),
     ]
 
@@ -454,7 +454,7 @@ def test_suspend_taken_back_while_the_driver_saves(world: World) -> None:
     restart = world.status["restarts"][-1]
     assert (restart["reason"], restart["message"]) == (
         "Stopped",
-        "The driver has stopped. stopped after iteration 3, as asked.",
+        "The driver has stopped. Stopped after iteration 3, as asked.",
     )
 
 
