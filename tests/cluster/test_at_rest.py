@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.cluster_jobs import Start, head_only, long_job, shipped, short_job
+from tests.support.cluster_jobs import Start, head_only, long_job, shipped
 from tests.support.installation import SYSTEM, Installation
 from tests.support.kube import Kube
 from tests.support.local_runs import LocalRuns
@@ -48,7 +48,7 @@ def test_no_writes_at_rest_and_little_memory(
     start: Start, installation: Installation, namespace: Kube, local_runs: LocalRuns
 ) -> None:
     # The cluster rests, so this machine may compute what the tests after this one compare with.
-    for manifest in (shipped(), long_job("long"), short_job("pause")):
+    for manifest in (long_job("long"), shipped()):
         local_runs.begin(manifest)
     job = start(head_only("resting", suspend=True))
     job.until_condition("Suspended", status="True", seconds=30)

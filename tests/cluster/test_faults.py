@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cluster_jobs import Job, Start, iterations, long_job, short_job
+from tests.support.cluster_jobs import Job, Start, iterations, long_job
 from tests.support.installation import Installation
 from tests.support.kube import Kube, eventually
 from tests.support.local_runs import LocalRun, LocalRuns
@@ -128,8 +129,13 @@ def kill_driver(job: Job) -> Kill:
 
 
 def ends_undisturbed(job: Job, kills: list[Kill], undisturbed: LocalRun, restarts: list[str]) -> dict[str, Any]:
-    """The job succeeds with the digest of the undisturbed run, in one RayCluster, restarted for these reasons."""
-    clusters = {c["metadata"]["name"]: c["metadata"]["uid"] for c in job.clusters()}
+    """The job succeeds with the digest of the undisturbed run, restarted for these reasons.
+
+    In one RayCluster, unless it was suspended: then in one more.
+    """
+    suspensions = restarts.count("Suspended")
+    lost = len(restarts) - suspensions
+    clusters = {c["metadata"]["name"] for c in job.clusters()}
     status = job.succeeded(seconds=420)
     for kill in kills:
         kill.check(undisturbed.iterations)
@@ -137,14 +143,36 @@ def ends_undisturbed(job: Job, kills: list[Kill], undisturbed: LocalRun, restart
     assert status["weights"]["consistentMembers"] == "4/4"
     assert status["progress"]["iteration"] == undisturbed.iterations
     assert [r["reason"] for r in status.get("restarts", ())] == restarts, status.get("restarts")
-    assert status.get("lostAttempts", 0) == len(restarts)
+    assert status.get("lostAttempts", 0) == lost, "a suspension is no fault"
     assert status["attempt"] == 1 + len(restarts)
-    assert status["rayCluster"].endswith("-1"), "no second RayCluster was needed"
-    assert set(clusters) <= {status["rayCluster"]}
+    assert status["rayCluster"].endswith(f"-{1 + suspensions}"), "no further RayCluster was needed"
+    assert clusters <= {status["rayCluster"]}
     return status
 
 
-def test_operator_submitter_eval_pod_and_head_in_one_run(
+def suspend_and_resume(job: Job, folder: Path, last: int) -> None:
+    """The cluster goes, at most one iteration is lost, and the next attempt trains on a new one."""
+    first = job.status["rayCluster"]
+    job.kube.merge("rljob", job.name, {"spec": {"suspend": True}})
+    suspended = job.until_condition("Suspended", status="True", seconds=120)
+    eventually(job.is_released, seconds=90, what="the cluster is gone", now=job.describe_leftovers)
+    status = job.status
+    assert status["state"] == "Suspended"
+    assert status["rayCluster"] == first
+    stopped_at = status["checkpoint"]["iteration"]
+    print(f"suspended at iteration {stopped_at} of {last}")
+    assert re.search(rf"\b{stopped_at}\b", suspended["message"]), suspended
+    assert 2 <= stopped_at <= last - 2
+    done = [line["iteration"] for line in iterations(folder)]
+    assert done[-1] - stopped_at <= 1, "at most one iteration is lost"
+    job.kube.merge("rljob", job.name, {"spec": {"suspend": False}})
+    job.until_condition("Suspended", status="False", seconds=60)
+    trains_in(job, status["attempt"] + 1)
+    after = [line["iteration"] for line in iterations(folder) if line.get("attempt") == status["attempt"] + 1]
+    assert stopped_at <= after[0] <= stopped_at + 1, "it goes on where it stopped"
+
+
+def test_operator_submitter_eval_pod_head_and_a_suspension_in_one_run(
     start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun
 ) -> None:
     job = start(long_job("long"))
@@ -166,10 +194,14 @@ def test_operator_submitter_eval_pod_and_head_in_one_run(
     trains_in(job, 2)
     kills.append(kill_head(job))
     job.until(lambda s: s["attempt"] == 3, seconds=180, what="a third attempt after the head's death")
-    ends_undisturbed(job, kills, undisturbed, ["MemberLost", "HeadLost"])
+    assert {c["metadata"]["name"] for c in job.clusters()} == {job.status["rayCluster"]}
+    assert job.status["rayCluster"].endswith("-1"), "no second RayCluster was needed for any of these"
+    trains_in(job, 3)
     folder = installation.claim_directory(namespace.namespace, "runs") / job.status["runPath"]
+    suspend_and_resume(job, folder, undisturbed.iterations)
+    ends_undisturbed(job, kills, undisturbed, ["MemberLost", "HeadLost", "Suspended"])
     attempts = [line["attempt"] for line in iterations(folder) if "attempt" in line]
-    assert set(attempts) == {1, 2, 3}
+    assert set(attempts) == {1, 2, 3, 4}
 
 
 @pytest.mark.faults
@@ -208,29 +240,12 @@ def test_each_part_alone(
     ends_undisturbed(job, [kill], undisturbed, restarts)
 
 
-def test_suspend_then_resume(start: Start, installation: Installation, namespace: Kube, local_runs: LocalRuns) -> None:
-    job = start(short_job("pause"))
-    undisturbed = local_runs.of(job.manifest)
+@pytest.mark.faults
+def test_suspend_then_resume(start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun) -> None:
+    job = start(long_job("pause"))
     progressed(job, 5, seconds=STARTED)
-    first = job.status["rayCluster"]
-    namespace.merge("rljob", job.name, {"spec": {"suspend": True}})
-    suspended = job.until_condition("Suspended", status="True", seconds=120)
-    eventually(job.is_released, seconds=90, what="the cluster is gone")
-    status = job.status
-    assert status["state"] == "Suspended"
-    stopped_at = status["checkpoint"]["iteration"]
-    assert re.search(rf"\b{stopped_at}\b", suspended["message"]), suspended
-    assert 2 <= stopped_at <= undisturbed.iterations - 2
-    folder = installation.claim_directory(namespace.namespace, "runs") / status["runPath"]
-    done = [line["iteration"] for line in iterations(folder)]
-    assert done[-1] - stopped_at <= 1, "at most one iteration is lost"
-
-    namespace.merge("rljob", job.name, {"spec": {"suspend": False}})
-    job.until_condition("Suspended", status="False", seconds=60)
-    status = job.succeeded(seconds=420)
-    assert status["weights"]["digest"] == undisturbed.digest
-    assert status["rayCluster"] != first
-    assert status["attempt"] == 2
-    assert status.get("lostAttempts", 0) == 0, "a suspension is no fault"
+    folder = installation.claim_directory(namespace.namespace, "runs") / job.status["runPath"]
+    suspend_and_resume(job, folder, undisturbed.iterations)
+    ends_undisturbed(job, [], undisturbed, ["Suspended"])
     again = [line["iteration"] for line in iterations(folder)]
     assert len(again) - len(set(again)) <= 1, "at most one iteration was done twice"

@@ -32,21 +32,11 @@ def job_like_shipped(name: str, **spec: Any) -> dict[str, Any]:
     return {**job, "metadata": {"name": name}, "spec": merged(job["spec"], spec)}
 
 
-def untargeted(name: str, *, steps: int) -> dict[str, Any]:
-    """The shipped job without its target."""
-    return job_like_shipped(
-        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": steps}
-    )
-
-
 def long_job(name: str) -> dict[str, Any]:
-    """At least 60 s of training."""
-    return untargeted(name, steps=75_000)
-
-
-def short_job(name: str) -> dict[str, Any]:
-    """Long enough to be suspended on its way."""
-    return untargeted(name, steps=20_000)
+    """The shipped job without its target: at least 60 s of training."""
+    return job_like_shipped(
+        name, evaluation={"everyIterations": 0, "stopAtReturn": None}, training={"totalEnvSteps": 75_000}
+    )
 
 
 def head_only(name: str, **spec: Any) -> dict[str, Any]:

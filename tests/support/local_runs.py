@@ -38,7 +38,7 @@ class LocalRun:
 
 
 class LocalRuns:
-    """Runs each manifest once, one after the other.
+    """Runs each manifest once, two at a time: a run is one process with one thread.
 
     Args:
         folder: for their run folders.
@@ -47,7 +47,7 @@ class LocalRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._runs: dict[str, Future[LocalRun]] = {}
-        self._worker = ThreadPoolExecutor(1)
+        self._worker = ThreadPoolExecutor(2)
 
     def begin(self, job: dict[str, Any]) -> Future[LocalRun]:
         """Run a manifest beside what else is done: while a test waits for the cluster, say."""
@@ -66,7 +66,7 @@ class LocalRuns:
             run.result(timeout=600)
 
     def close(self) -> None:
-        """Begin no more; returns when the one under way has ended."""
+        """Begin no more; returns when those under way have ended."""
         self._worker.shutdown(cancel_futures=True)
 
     def _run(self, job: dict[str, Any], number: int) -> LocalRun:
