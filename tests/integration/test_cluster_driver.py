@@ -171,7 +171,7 @@ def test_killed_again_and_again_a_job_ends_with_the_digest_of_an_undisturbed_one
     eventually(lambda: group.status["attempt"] == 2 and iteration(group) > reached, third)
     eventually(lambda: "iter-" in third.printed, third)  # the log comes behind the report
     resumed = int(third.printed.split("iter-")[1][:8])
-    assert 0 < resumed <= reached and reached - resumed <= 2, "at most a checkpoint's interval is lost"
+    assert resumed >= max(reached - 2, 1), "at most a checkpoint's interval is lost of what was reported"
     victims = member_processes("TakesItsTime")
     assert len(victims) == 3, "those of the first attempt are gone"
     victims[0].kill()
