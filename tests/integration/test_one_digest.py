@@ -47,7 +47,7 @@ def test_evaluation_on_or_off_does_not_change_it(reference: tuple[str, Any, int]
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("evals", [1, 4])
+@pytest.mark.parametrize("evals", [1, 2, 4])
 def test_on_local_ray_it_is_the_same(
     reference: tuple[str, Any, int], evals: int, local_ray: None, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def _before_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tup
     if obstacle is not None:
         return replace(now, phase="Waiting", reason=obstacle[0], message=obstacle[1])
     attempt, cluster = 1 + max(seen.spec_attempt, now.attempt or 0), seen.next_cluster()
+    image, ray_version = seen.default_image()
     notes = [Note("Normal", "Started", f"Attempt {attempt} starts on RayCluster {cluster}.")]
     if seen.spec.checkpoints.claim_name is None:
         notes.append(Note("Warning", "NoCheckpoints", NO_CLAIM))
@@ -109,8 +110,8 @@ def _before_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tup
         attempt=attempt,
         cluster=cluster,
         shards=seen.shards(),
-        image=seen.default_image()[0],
-        ray_version=seen.default_image()[1],
+        image=image,
+        ray_version=ray_version,
         start_time=now.start_time or format_time(clock.now),
         lost_attempts=now.lost_attempts or 0,
         training=_training(seen),
