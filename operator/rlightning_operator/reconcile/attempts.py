@@ -286,9 +286,10 @@ def _not_scheduled(seen: Observed, clock: Clock, now: Decision, state: Readiness
     """The end of a job whose pods were not all ready in time, while nothing was trained."""
     limit = seen.spec.run_policy.scheduling_deadline_seconds
     cluster = seen.cluster(now.cluster)
-    if limit is None or state.ready or cluster is None:
+    if limit is None or state.ready:
         return None
-    since = [created(cluster)]
+    # Without a RayCluster (a quota refuses it, say) the wait is counted from the start of the job or of its resumption.
+    since = [created(cluster) if cluster is not None else _active_since(seen, now)]
     not_ready = seen.condition("ClusterReady")
     if not_ready is not None:
         since.append(parse_time(not_ready.last_transition_time) if not_ready.status != "True" else clock.now)

@@ -562,6 +562,25 @@ def test_scheduling_deadline_says_what_was_waited_for() -> None:
     )
 
 
+def test_scheduling_deadline_ends_a_job_whose_cluster_is_refused() -> None:
+    world = World(job_spec(runPolicy={"schedulingDeadlineSeconds": 300}))
+    world.refused = "RayCluster walker-0000-1 could not be created: exceeded quota: small"
+    while not world.status.get("startTime"):
+        world.operate(dies_after=1)  # the status is written, and nothing else
+    world.passes(299)
+    world.operate(dies_after=1)
+    assert world.condition("Finished")["status"] == "False"
+    assert not world.clusters()
+    world.passes(2)
+    world.operate(dies_after=1)
+    entry = world.condition("Finished")
+    assert (entry["status"], entry["reason"]) == ("True", "SchedulingDeadlineExceeded")
+    assert entry["message"] == (
+        "The pods were not all ready within spec.runPolicy.schedulingDeadlineSeconds (300 s). Waited for WriteRefused: "
+        "RayCluster walker-0000-1 could not be created: exceeded quota: small. It is tried again."
+    )
+
+
 def test_scheduling_deadline_does_not_end_a_job_that_trains() -> None:
     """A pod is not ready for long, and the driver goes on without it."""
     world = World(job_spec(runPolicy={"schedulingDeadlineSeconds": 300}))
