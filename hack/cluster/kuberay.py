@@ -27,7 +27,7 @@ def crds() -> Path:
             raise ClusterError(f"KubeRay's CRDs come with its Go module: {error}") from None
         done = subprocess.run(
             [go, "mod", "download", "-json", MODULE],
-            cwd=COMPONENTS / "kuberay",
+            cwd=COMPONENTS / "kubernetes",
             env={**os.environ, "GOWORK": "off", "GOFLAGS": "-mod=mod"},
             capture_output=True,
             text=True,

@@ -4,9 +4,9 @@ No container image, registry or download page is involved: a Go toolchain and a 
 by the hash of what they are made from, under RLIGHTNING_CACHE (default ``~/.cache/rlightning``); the first one takes
 20 minutes on two cores, later calls milliseconds.
 
-A component is a folder of ``components/`` with a ``go.mod`` and ``go.sum``, and a ``main.go`` where upstream's has much
-in it that is not needed; further programs of Kubernetes are named in its ``go.mod`` already and only need a line in
-:data:`PROGRAMS`.
+A component is a folder of ``components/`` with a ``go.mod`` and ``go.sum``. What is made from Kubernetes' libraries is
+one component, so that each library has one version and is compiled once; a program whose upstream ``main`` brings much
+that is not needed has one of its own there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """One program: the component (folder) that it comes from, and its Go package."""
+    """One program: the component (folder) that it comes from, and its Go package (``./``: in that folder)."""
 
     component: str
     package: str
@@ -49,9 +49,9 @@ PROGRAMS = {
     "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
     "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy"),
     "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
-    "coredns": Program("coredns", "."),
-    "ray-operator": Program("kuberay", "github.com/ray-project/kuberay/ray-operator"),
-    "kube-router": Program("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
+    "coredns": Program("kubernetes", "./coredns"),
+    "ray-operator": Program("kubernetes", "github.com/ray-project/kuberay/ray-operator"),
+    "kube-router": Program("kubernetes", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm"),
 }
 
@@ -84,8 +84,9 @@ def _folder(name: str) -> Path:
     entry = PROGRAMS[name]
     source = COMPONENTS / entry.component
     digest = hashlib.sha256(f"{entry.package} {platform.system()} {platform.machine()}\n".encode())
-    for file in ("go.mod", "go.sum", *sorted(path.name for path in source.glob("*.go"))):
-        digest.update((source / file).read_bytes())
+    own = sorted((source / entry.package).glob("*.go")) if entry.package.startswith("./") else []
+    for file in (source / "go.mod", source / "go.sum", *own):
+        digest.update(file.read_bytes())
     return cache_folder() / "bin" / f"{name}-{digest.hexdigest()[:16]}"
 
 
