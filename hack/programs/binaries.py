@@ -2,7 +2,7 @@
 
 No container image, registry or download page is involved: a Go toolchain and a module proxy are enough. Builds are kept
 by the hash of what they are made from, under RLIGHTNING_CACHE (default ``~/.cache/rlightning``); the first one takes
-20 minutes on two cores, later calls milliseconds.
+15 minutes on two cores, later calls milliseconds.
 
 A component is a folder of ``components/`` with a ``go.mod`` and ``go.sum``. What is made from Kubernetes' libraries is
 one component, so that each library has one version and is compiled once; a program whose upstream ``main`` brings much
