@@ -261,6 +261,8 @@ class Controller:
                 # The watches come one after the other: the submitter's end, say, before the driver's outcome.
                 self._settle(key)
                 return "conflict"
+            if plan.requeue_after is not None:  # before the writes: a deadline does not wait for one that is refused
+                self.queue.add(key, max(plan.requeue_after, COALESCE_SECONDS))
             writes = await self._executor.carry_out(key, snapshot.job, plan, stored)
         except Stale as stale:
             log.debug("%s; looking again", stale, extra={"job": "/".join(key)})
@@ -271,8 +273,6 @@ class Controller:
             self._forget(key)
             return "gone"
         self.queue.forgive(key)
-        if plan.requeue_after is not None:
-            self.queue.add(key, max(plan.requeue_after, COALESCE_SECONDS))
         if self._refused.pop(key, None) is not None or writes:
             self._settle(key)  # our own writes may make more of the plan possible; a pass without any ends it
             return "wrote"

@@ -455,7 +455,10 @@ class RunPolicySpec(Manifest):
         default=None, ge=1, le=MAX_INTEGER, description="From the start, or the last resume, to the end."
     )
     scheduling_deadline_seconds: int | None = Field(
-        default=None, ge=1, le=MAX_INTEGER, description="For all pods of the Ray cluster to be ready. Left out: none."
+        default=None,
+        ge=1,
+        le=MAX_INTEGER,
+        description="For the Ray cluster's pods to be ready, and then for the submitter's to start. Left out: none.",
     )
     progress_deadline_seconds: int = Field(
         default=900,

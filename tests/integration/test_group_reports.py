@@ -115,7 +115,7 @@ def outcome(state: Any = "Succeeded", reason: str = "TotalEnvStepsReached", mess
     return Outcome(state, reason, message, iteration=9, env_steps=2304, version=9, digest=digest(9), checkpoint=None)
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to that in time"

@@ -93,7 +93,9 @@ class Executor:
         if driver is not None:
             known = next((pod for pod in snapshot.pods if pod["metadata"]["name"] == driver["pod"]), None)
             uid = known["metadata"]["uid"] if known is not None else None
-            news = await self._look_again(kinds.POD, key[0], driver["pod"], uid) is not None or news
+            pod = await self._look_again(kinds.POD, key[0], driver["pod"], uid)
+            # One without the job's label is not cached, and so would be news for ever.
+            news = news or (pod is not None and job_key(kinds.POD, pod) is not None)
         return news
 
     # -------------------------------------------------------------------------------------------------------- status

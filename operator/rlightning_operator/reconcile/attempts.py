@@ -19,7 +19,7 @@ from rlightning_operator.reconcile.clock import Clock
 from rlightning_operator.reconcile.losses import Ended
 from rlightning_operator.reconcile.objects import created, format_time, parse_time, shorten
 from rlightning_operator.reconcile.observed import Observed
-from rlightning_operator.reconcile.readiness import Readiness, readiness
+from rlightning_operator.reconcile.readiness import Readiness, readiness, refusal
 from rlightning_operator.reconcile.snapshot import Note
 
 Phase = Literal["Waiting", "Running", "Suspending", "Suspended", "Finished"]
@@ -157,7 +157,10 @@ def _after_the_start(seen: Observed, clock: Clock, now: Decision, obstacle: tupl
 
 
 def _running(seen: Observed, clock: Clock, now: Decision) -> Decision:
-    """The attempt goes on, unless the user has changed what it trains."""
+    """The attempt goes on, unless the user has changed what it trains, or how its image is pulled."""
+    pulled = _pulled_otherwise(seen, now)
+    if pulled is not None:
+        return _next_attempt(seen, clock, now, pulled)
     if seen.group_spec is None or seen.group_spec.attempt != now.attempt:
         return now
     if seen.training == seen.group_spec.training:
@@ -173,6 +176,30 @@ def _running(seen: Observed, clock: Clock, now: Decision) -> Decision:
         return _next_attempt(seen, clock, now, ended)
     text = "The spec was changed: the driver saves at the end of its iteration, and the next attempt has the new one."
     return replace(now, stop=True, remark=text, notes=(Note("Normal", "SpecChanged", text),))
+
+
+def _pulled_otherwise(seen: Observed, now: Decision) -> Ended | None:
+    """Pods that wait for their image never learn of other credentials: they need to be made anew, and so their cluster.
+
+    Where a driver runs, the image is there, and the change is for clusters to come.
+    """
+    cluster, report = seen.cluster(now.cluster), seen.report(now.attempt)
+    if cluster is None or (report is not None and report.driver is not None):
+        return None
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    wanted = {
+        "imagePullSecrets": [secret.to_dict() for secret in seen.spec.image_pull_secrets],
+        "imagePullPolicy": seen.spec.image_pull_policy,
+    }
+    have = {
+        "imagePullSecrets": pod.get("imagePullSecrets", []),
+        "imagePullPolicy": pod["containers"][0].get("imagePullPolicy"),
+    }
+    for field, value in wanted.items():
+        if value is not None and value != have[field]:  # a policy that is left out is the operator's: no change of ours
+            text = f"spec.{field} was changed before the driver started: the pods are made anew."
+            return Ended("SpecChanged", text, counts=False, new_cluster=True)
+    return None
 
 
 def _next_attempt(seen: Observed, clock: Clock, now: Decision, ended: Ended, at: str | None = None) -> Decision:
@@ -283,25 +310,31 @@ def _active_since(seen: Observed, now: Decision) -> datetime:
 
 
 def _not_scheduled(seen: Observed, clock: Clock, now: Decision, state: Readiness) -> Decision | None:
-    """The end of a job whose pods were not all ready in time, while nothing was trained."""
+    """The end of a job whose pods were not all ready in time, or then its submitter, while no members are at work."""
     limit = seen.spec.run_policy.scheduling_deadline_seconds
-    cluster = seen.cluster(now.cluster)
-    if limit is None or state.ready:
+    report, cluster = seen.report(now.attempt), seen.cluster(now.cluster)
+    if limit is None or (report is not None and report.progress is not None):
+        return None
+    denied = refusal(seen.snapshot)
+    if cluster is None and denied is None:
+        return None  # it was not tried yet: an operator may have been away between the decision and the creation
+    submitter = seen.submitter(now.cluster, now.attempt)
+    if state.ready and ((report is not None and report.driver is not None) or losses.has_run(seen, submitter)):
         return None
     # Without a RayCluster (a quota refuses it, say) the wait is counted from the start of the job or of its resumption.
     since = [created(cluster) if cluster is not None else _active_since(seen, now)]
-    not_ready = seen.condition("ClusterReady")
-    if not_ready is not None:
-        since.append(parse_time(not_ready.last_transition_time) if not_ready.status != "True" else clock.now)
-    report = seen.report(now.attempt)
-    if report is not None and report.progress is not None and report.progress.last_report_time is not None:
-        since.append(parse_time(report.progress.last_report_time))
+    since += [parse_time(restart.time) for restart in seen.stored.restarts[-1:]]
+    said = seen.condition("ClusterReady")
+    if said is not None:
+        since.append(parse_time(said.last_transition_time) if (said.status == "True") == state.ready else clock.now)
     if not clock.passed(max(since), limit):
         return None
-    text = (
-        f"The pods were not all ready within spec.runPolicy.schedulingDeadlineSeconds ({limit} s). Waited for "
-        f"{state.reason}: {state.message}"
-    )
+    deadline = f"spec.runPolicy.schedulingDeadlineSeconds ({limit} s)"
+    if not state.ready:
+        text = f"The pods were not all ready within {deadline}. Waited for {state.reason}: {state.message}"
+    else:
+        why = f"{denied[0]}: {denied[1]}" if denied is not None else f"the pod of Job {now.cluster}-{now.attempt}."
+        text = f"The submitter did not start within {deadline} after the pods were ready. Waited for {why}"
     return finished(now, False, "SchedulingDeadlineExceeded", text)
 
 

@@ -26,6 +26,9 @@ from rlightning_operator.reconcile.snapshot import Object
 
 # How much longer than its grace period a deleted pod may stay before its node is taken for dead.
 STUCK_SECONDS = 15
+# The same for pods that an attempt without members still waits for. Only a busy node could be taken for a dead one, at
+# the price of a cluster that was not at work; so more time is given.
+GONE_SECONDS = 60
 # How long a driver may have run before its pod, which is older, must have been seen.
 UNSEEN_SECONDS = 10
 
@@ -67,6 +70,7 @@ def ended(seen: Observed, clock: Clock, attempt: int | None, cluster_name: str |
         or _driver_lost(seen, clock, attempt, cluster_name)
         or _stands_still(seen, clock, attempt, cluster_name, ready)
         or _head_stays_away(seen, clock, attempt, cluster_name)
+        or _pods_stay(seen, clock, report, cluster_name, ready)
     )
     if found is not None and seen.cluster(cluster_name) is None:
         return replace(found, new_cluster=True)  # whatever ended the attempt, its cluster is gone as well
@@ -168,6 +172,27 @@ def last_words(seen: Observed, job: Object) -> str:
     return f"its submitter, Job {name_of(job)}, is complete"
 
 
+def _pods_stay(
+    seen: Observed, clock: Clock, report: PolicyGroupStatus | None, cluster_name: str, ready: bool
+) -> Ended | None:
+    """A pod on a dead node stays in deletion, and as long as it is there KubeRay makes none in its place."""
+    if ready or (report is not None and report.progress is not None):  # a driver with members says itself what it lost
+        return None
+    for pod in seen.ray_pods(seen.cluster(cluster_name)):
+        if not is_deleted(pod):
+            continue
+        until = parse_time(pod["metadata"]["deletionTimestamp"])
+        if clock.passed(until, GONE_SECONDS):
+            node = (pod.get("spec") or {}).get("nodeName")
+            where = f"node {node} does not answer" if node else "a finalizer keeps it"
+            text = f"Pod {name_of(pod)} was to be gone at {until:%H:%M:%S} and is not: {where}."
+            # What cost the attempt before was counted then, unless it was the same.
+            before = seen.stored.restarts[-1:]
+            counts = not before or before[0].reason == "NodeLost"
+            return Ended("NodeLost", text, counts=counts, new_cluster=True)
+    return None
+
+
 def _stands_still(seen: Observed, clock: Clock, attempt: int, cluster: str, ready: bool) -> Ended | None:
     limit = seen.spec.run_policy.progress_deadline_seconds
     if not ready or not clock.passed(_last_moved(seen, clock, attempt, cluster), limit):
@@ -183,10 +208,16 @@ def _last_moved(seen: Observed, clock: Clock, attempt: int, cluster: str) -> dat
     times = [parse_time(ready.last_transition_time) if ready is not None and ready.status == "True" else clock.now]
     times += [parse_time(r.time) for r in seen.stored.restarts[-1:]]
     job = seen.submitter(cluster, attempt)
-    times += [created(job)] if job is not None else [clock.now]
+    times += [created(job)] if job is not None else []
+    # Where its report cannot be read, or was deleted a moment ago, a driver has had no chance to say how far it is.
+    times += [created(seen.group)] if seen.group is not None and seen.unreadable is None else [clock.now]
     report = seen.report(attempt)
     if report is not None and report.driver is not None:
         times.append(parse_time(report.driver.start_time))
+    elif not has_run(seen, job):
+        times.append(clock.now)  # nobody has told a driver to start: a pod without room, say: not the cluster's fault
+    if report is None and seen.stored.progress is not None and seen.stored.progress.last_report_time is not None:
+        times.append(parse_time(seen.stored.progress.last_report_time))
     if report is not None and report.progress is not None:
         # The stored time is that of the last new iteration; a newer one in the report counts only with an iteration.
         before = seen.stored.progress
@@ -197,6 +228,14 @@ def _last_moved(seen: Observed, clock: Clock, attempt: int, cluster: str) -> dat
         last = report.progress.last_report_time if moved else (before.last_report_time if before is not None else None)
         times += [parse_time(last)] if last is not None else []
     return max(times)
+
+
+def has_run(seen: Observed, job: Object | None) -> bool:
+    """Whether a container of this submitter was started."""
+    if job is None:
+        return False
+    states = ((container_status(pod, SUBMITTER_CONTAINER) or {}).get("state") or {} for pod in seen.submitter_pods(job))
+    return any(state.get("running") or state.get("terminated") for state in states)
 
 
 def _head_stays_away(seen: Observed, clock: Clock, attempt: int, cluster_name: str) -> Ended | None:

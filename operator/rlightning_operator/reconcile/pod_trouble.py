@@ -140,7 +140,8 @@ def _image(pod: Object, status: Mapping[str, Any], reason: str, message: str) ->
     image = str(container.get("image") or image)
     told = f": {shorten(detail, _WORDS)}" if detail else f" ({reason})"
     text = sentence(f"Pod {name_of(pod)} cannot pull image {image}{told}")
-    return Trouble("ImagePull", f"{text} Check spec.image and spec.imagePullSecrets.", pod, image, bool(detail))
+    remedy = "Credentials go into spec.imagePullSecrets; another spec.image needs a new job."
+    return Trouble("ImagePull", f"{text} {remedy}", pod, image, bool(detail))
 
 
 def _containers(pod: Object) -> list[Mapping[str, Any]]:

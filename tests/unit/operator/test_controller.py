@@ -179,7 +179,7 @@ def test_the_decision_knows_what_was_refused_until_it_is_not() -> None:
             else None
         )
         async with running(plan, api):
-            await until(lambda: seen[-1] is not None)
+            await until(lambda: seen and seen[-1] is not None)
             quota = False
             await until(lambda: seen[-1] is None)
 
@@ -293,6 +293,27 @@ def test_time_alone_brings_the_next_pass() -> None:
 
     asyncio.run(scenario())
     assert 0.29 <= passes[2] - passes[1] <= 0.5
+
+
+def test_a_deadline_does_not_wait_for_the_next_try_of_a_refused_write() -> None:
+    passes: list[float] = []
+
+    def plan(_: Snapshot) -> Plan:
+        passes.append(asyncio.get_running_loop().time())
+        return Plan({}, (Create(ACCOUNT),), requeue_after=0.2)
+
+    async def scenario() -> None:
+        api = Api()
+        api.refuse = lambda asked: (
+            status(403, "Forbidden", "exceeded quota: small")
+            if "/serviceaccounts" in asked.path and asked.body
+            else None
+        )
+        async with running(plan, api):
+            await until(lambda: len(passes) >= 8)
+
+    asyncio.run(scenario())
+    assert passes[7] - passes[0] < 8, "seven tries alone would take 0.5 + 1 + 2 + … s, halved at most: over 31"
 
 
 def test_nothing_is_decided_before_everything_was_listed() -> None:

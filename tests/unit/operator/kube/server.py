@@ -107,7 +107,7 @@ def owned(kind: str, name: str, version: int = 1, uid: str | None = None, **more
     }
 
 
-async def until(look: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(look: Callable[[], object], seconds: float = 20.0) -> None:
     """Wait for something to be true."""
     async with asyncio.timeout(seconds):
         while not look():

@@ -76,10 +76,12 @@ def test_status_comes_first_under_a_lock_and_the_actions_follow_in_order() -> No
 
 
 @pytest.mark.parametrize(
-    ("version", "state", "news"), [(8, None, False), (9, "Succeeded", True)], ids=["as known", "an outcome since"]
+    ("version", "state", "labelled", "news"),
+    [(8, None, True, False), (9, "Succeeded", True, True), (8, None, False, False)],
+    ids=["as known", "an outcome since", "a pod that lost its label"],
 )
 def test_before_an_attempt_is_given_up_the_driver_is_looked_for_where_it_reports(
-    version: int, state: str | None, news: bool
+    version: int, state: str | None, labelled: bool, news: bool
 ) -> None:
     driver = {"pod": "head", "podUID": "head-uid"}
     known = owned("PolicyGroup", "cartpole", 8, uid="group-uid", status={"driver": driver})
@@ -88,7 +90,10 @@ def test_before_an_attempt_is_given_up_the_driver_is_looked_for_where_it_reports
     cache = Cache()
     cache.put(kinds.RLJOB, job(5))
     cache.put(kinds.POLICY_GROUP, known)
-    cache.put(kinds.POD, head)
+    if labelled:
+        cache.put(kinds.POD, head)
+    else:
+        del head["metadata"]["labels"]
 
     def answer(asked: Asked) -> Answer:
         if asked.path.endswith("/pods/head"):

@@ -248,7 +248,7 @@ class Promises:
 
 
 def calm(world: World) -> None:
-    """Nothing fails any more, nobody changes anything, and drivers get where they want."""
+    """Nothing fails any more, nobody changes anything, and drivers get where they want. Nodes that are dead stay so."""
     world.kuberay = KubeRay(installed=True)
     world.refused = None
     world.collect()
@@ -258,12 +258,11 @@ def calm(world: World) -> None:
     world.edit(suspend=False)
     world._catch_up()
     for _ in range(60):
-        for pod in world.pods():
-            if pod["metadata"].get("deletionTimestamp"):
-                world.lose_pod(pod)
         world.operate()
         world.kuberay_acts()
-        world.make_ready()
+        alive = [pod for pod in world.pods() if not pod["metadata"].get("deletionTimestamp")]
+        if alive:
+            world.make_ready(*alive)
         world.submitters_act()
         for driver in world.live_drivers():
             world.driver_runs(driver)

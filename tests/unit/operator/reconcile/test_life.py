@@ -581,6 +581,58 @@ def test_scheduling_deadline_ends_a_job_whose_cluster_is_refused() -> None:
     )
 
 
+def test_scheduling_deadline_waits_for_an_operator_that_was_away_before_it_tried() -> None:
+    world = World(job_spec(runPolicy={"schedulingDeadlineSeconds": 300}))
+    while not world.status.get("startTime"):
+        world.operate(dies_after=1)
+    assert not world.clusters()
+    world.passes(1000)
+    world.settle()
+    assert world.condition("Finished")["status"] == "False"
+    assert world.clusters()
+
+
+def test_scheduling_deadline_begins_anew_with_an_attempt() -> None:
+    """A pod that no member needs was not ready for an hour of training; then a member was lost."""
+    world = World(job_spec(runPolicy={"schedulingDeadlineSeconds": 300}))
+    driver = world.train()
+    pod = world.pods("actors")[0]
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.touch(pod)
+    world.settle()
+    world.passes(3600)  # one long iteration
+    world.settle()
+    assert world.condition("Finished")["status"] == "False"
+    world.driver_ends(driver, "Lost", "MemberLost", "eval-0 died")
+    world.settle()
+    assert (world.condition("Finished")["status"], world.status["attempt"]) == ("False", 2)
+    world.passes(299)
+    world.settle()
+    assert world.condition("Finished")["status"] == "False"
+    world.passes(2)
+    world.settle()
+    assert world.condition("Finished")["reason"] == "SchedulingDeadlineExceeded"
+
+
+def test_scheduling_deadline_is_for_the_submitter_too() -> None:
+    world = World(job_spec(runPolicy={"schedulingDeadlineSeconds": 300}))
+    world.settle()
+    world.passes(200)
+    world.make_ready()
+    world.settle()
+    world.passes(299)
+    world.settle()
+    assert world.condition("Finished")["status"] == "False"
+    world.passes(2)
+    world.settle()
+    entry = world.condition("Finished")
+    assert (entry["reason"], entry["message"]) == (
+        "SchedulingDeadlineExceeded",
+        "The submitter did not start within spec.runPolicy.schedulingDeadlineSeconds (300 s) after the pods were "
+        "ready. Waited for the pod of Job walker-0000-1-1.",
+    )
+
+
 def test_scheduling_deadline_does_not_end_a_job_that_trains() -> None:
     """A pod is not ready for long, and the driver goes on without it."""
     world = World(job_spec(runPolicy={"schedulingDeadlineSeconds": 300}))

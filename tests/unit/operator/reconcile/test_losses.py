@@ -276,12 +276,118 @@ def test_progress_is_not_expected_while_a_pod_is_missing(world: World, driver: D
     expect_attempt(world, 1, RC1, lost=0)
 
 
-def test_a_driver_that_never_reports_is_given_the_same_time(world: World) -> None:
+def submitter_runs(world: World) -> dict[str, Any]:
+    """Everything is ready, and the submitter's container was started; no driver has said anything."""
     world.settle()
     world.make_ready()
     world.settle()
+    ((job, _, _),) = world.open_jobs()
+    return world.submitter_pod(job, {"running": {"startedAt": format_time(world.now)}}, phase="Running")
+
+
+def test_a_driver_that_never_reports_is_given_the_same_time(world: World) -> None:
+    submitter_runs(world)
     world.passes(901)
     assert last_restart(world)["reason"] == "NoProgress"
+
+
+def test_a_submitter_that_finds_no_room_is_no_fault_of_the_cluster(world: World) -> None:
+    pod = submitter_runs(world)
+    pod["status"]["containerStatuses"] = []
+    pod["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes."}
+    ]
+    world.touch(pod)
+    world.settle()
+    world.passes(5000)
+    expect_attempt(world, 1, RC1, lost=0)
+    progressing = world.condition("Progressing")
+    assert progressing["reason"] == "SubmitterPending"
+    assert "0/2 nodes." in progressing["message"]
+
+
+def test_a_report_that_somebody_deleted_was_no_silence(world: World) -> None:
+    submitter_runs(world)
+    driver = world.train()
+    for _ in range(100):
+        world.passes(10)
+        world.driver_runs(driver)
+    world.settle()
+    world.remove("PolicyGroup", world.name)
+    world.settle()
+    assert world.group["spec"]["attempt"] == 1
+    expect_attempt(world, 1, RC1, lost=0)
+    world.passes(901)
+    assert last_restart(world)["reason"] == "NoProgress"
+
+
+def test_a_report_that_cannot_be_read_is_no_silence(world: World, driver: Driver) -> None:
+    world.group["status"]["version"] = "of a newer kind"
+    world.touch(world.group)
+    world.settle()
+    world.passes(5000)
+    expect_attempt(world, 1, RC1, lost=0)
+
+
+def test_workers_on_a_dead_node_cost_the_cluster_once_the_driver_has_said_what_it_lost(
+    world: World, driver: Driver
+) -> None:
+    """Their pods stay as long as the node does, and KubeRay makes none in their place."""
+    lost = world.pods("actors")[0]
+    lost["metadata"]["deletionTimestamp"] = format_time(world.now)
+    lost["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.touch(lost)
+    world.passes(100)
+    world.driver_runs(driver)
+    expect_attempt(world, 1, RC1, lost=0)
+    world.driver_ends(driver, "Lost", "MemberLost", "eval-0 did not answer")
+    restart = last_restart(world)
+    assert (restart["reason"], restart["message"].partition(" was ")[2]) == (
+        "NodeLost",
+        f"to be gone at {lost['metadata']['deletionTimestamp'][11:19]} and is not: node node1 does not answer.",
+    )
+    assert [r["reason"] for r in world.status["restarts"]] == ["MemberLost", "NodeLost"]
+    expect_attempt(world, 3, RC2, lost=1)
+
+
+def test_a_pod_that_takes_long_to_end_is_waited_for(world: World, driver: Driver) -> None:
+    world.driver_ends(driver, "Lost", "MemberLost", "eval-0 did not answer")
+    world.settle()
+    slow = world.pods("actors")[0]
+    slow["metadata"]["deletionTimestamp"] = format_time(world.now)
+    slow["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.touch(slow)
+    world.settle()
+    world.passes(59)
+    expect_attempt(world, 2, RC1, lost=1)
+    world.lose_pod(slow)
+    world.settle()
+    world.passes(5000)
+    expect_attempt(world, 2, RC1, lost=1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"imagePullSecrets": [{"name": "registry"}]}, {"imagePullPolicy": "Always"}], ids=["secrets", "policy"]
+)
+def test_what_the_image_is_pulled_with_may_be_mended_until_the_driver_runs(change: dict[str, Any]) -> None:
+    world = World()
+    world.settle()
+    world.edit(**change)
+    restart = last_restart(world)
+    (field,) = change
+    assert (restart["reason"], restart["message"]) == (
+        "SpecChanged",
+        f"spec.{field} was changed before the driver started: the pods are made anew.",
+    )
+    expect_attempt(world, 2, RC2, lost=0)
+    pod = world.head["spec"]
+    assert {**pod, **pod["containers"][0]}[field] == change[field]
+    world.make_ready()
+    world.settle()
+    world.submitters_act()
+    world.settle()
+    world.edit(imagePullSecrets=[{"name": "other"}])
+    expect_attempt(world, 2, RC2, lost=0)
 
 
 def test_one_attempt_more_than_backoff_limit_is_the_end() -> None:

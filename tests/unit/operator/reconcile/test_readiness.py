@@ -129,7 +129,8 @@ def test_an_image_that_does_not_exist_in_the_kubelets_words_which_stand_still(wo
     assert first == (
         "False",
         "ImagePull",
-        f"Pod {head} cannot pull image {image}: {detail}. Check spec.image and spec.imagePullSecrets.",
+        f"Pod {head} cannot pull image {image}: {detail}. Credentials go into spec.imagePullSecrets; another "
+        "spec.image needs a new job.",
     )
     # Then the kubelet backs off, and says it in other words, or in none.
     writes = len(world.writes)
