@@ -37,7 +37,7 @@ images: ## build the operator's and the trainer's image, without booting (the fi
 	@$(PY) -m hack.cluster images
 
 .PHONY: demo-cluster
-demo-cluster: ## the same on a real two-node Kubernetes cluster that it boots here (root; or KUBECONFIG=...)
+demo-cluster: ## the same on a real two-node Kubernetes cluster that it boots here (root; or KUBECONFIG=... VALUES=...)
 	@hack/setup
 	@hack/cluster/demo
 

@@ -11,7 +11,6 @@ kernel ends the two programs, and the folder is swept by the next boot.
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
 import secrets
@@ -31,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from hack.children import die_with_parent
 from hack.programs.binaries import ROOT, BuildError, program
 
 PREFIX = "rlightning-apiserver-"
@@ -187,17 +187,10 @@ def _start(state: Path, children: list[subprocess.Popen[bytes]], name: str, *arg
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
     children.append(child)
     return child
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _free_ports(count: int) -> list[int]:

@@ -7,12 +7,13 @@ node's kubelet makes the cgroups of its pods.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hack.cluster import layout
-from hack.cluster.layout import ClusterError
+from hack.cluster.layout import INSTEAD, ClusterError
 
 
 def prepare(nodes: int) -> None:
@@ -35,9 +36,11 @@ def prepare(nodes: int) -> None:
                     if (group / file).exists():
                         (group / file).write_text(share)
     except OSError as error:
+        remedy = "Run this as root on the machine itself or in a privileged container with a writable /sys/fs/cgroup"
+        if error.errno == errno.EBUSY:  # version 2 hands out no controllers where processes are; only the real root may
+            remedy = "This container sees its own cgroup as the root: run the container with --cgroupns=host"
         raise ClusterError(
-            f"cgroups cannot be made here ({error}); a kubelet needs that. Run this as root on the machine itself or "
-            "in a privileged container with a writable /sys/fs/cgroup, or set KUBECONFIG to a cluster that has KubeRay"
+            f"cgroups cannot be made here ({error}); a kubelet needs that. {remedy}. {INSTEAD}"
         ) from None
 
 
@@ -85,7 +88,7 @@ def roots() -> list[Path]:
     if not found:
         raise ClusterError(
             "no writable cgroup tree is mounted under /sys/fs/cgroup, which a kubelet needs. Run this as root on the "
-            "machine itself or in a privileged container, or set KUBECONFIG to a cluster that has KubeRay"
+            f"machine itself or in a privileged container. {INSTEAD}"
         )
     return found
 

@@ -217,13 +217,18 @@ def is_up() -> bool:
 
 
 def down() -> None:
-    """Take the cluster down, as far as there is one."""
+    """Take the cluster down, as far as there is one. Raises ClusterError if it is not this state folder's."""
     with _lock():
+        machine.check_owner()
         teardown.remove_all()
 
 
 def status() -> str:
     """In words: what is up, what is not."""
+    try:
+        machine.check_owner()
+    except ClusterError as error:
+        return str(error)
     traces = teardown.traces()
     if not traces:
         return "down: nothing of a cluster is on this machine"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
+import tempfile
 import urllib.request
 from pathlib import Path
 
 from hack.cluster import layout, processes
 from hack.cluster.layout import ClusterError
-from hack.programs.binaries import COMPONENTS, BuildError, cache_folder, go_program, program
+from hack.programs.binaries import COMPONENTS, BuildError, build_lock, go_environment, go_program, program
 
 MODULE = "github.com/ray-project/kuberay/ray-operator"
 HEALTH_PORT = 18082
@@ -19,32 +19,40 @@ HEALTH_PORT = 18082
 
 def crds() -> Path:
     """The folder of KubeRay's CRDs, from the same Go module as its operator. Raises ClusterError."""
-    kept = cache_folder() / "bin" / program("ray-operator").parent.name / "crds"
+    kept = program("ray-operator").parent / "crds"
     if not kept.is_dir():
         try:
             go = go_program()
         except BuildError as error:
             raise ClusterError(f"KubeRay's CRDs come with its Go module: {error}") from None
-        done = subprocess.run(
-            [go, "mod", "download", "-json", MODULE],
-            cwd=COMPONENTS / "kubernetes",
-            env={**os.environ, "GOWORK": "off", "GOFLAGS": "-mod=mod"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ClusterError(
-                f"KubeRay's Go module could not be fetched: {done.stderr.strip() or done.stdout.strip()}"
-            )
-        temporary = kept.with_name(".crds")
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(Path(json.loads(done.stdout)["Dir"]) / "config" / "crd" / "bases", temporary)
-        for path in [temporary, *temporary.iterdir()]:  # Go's module cache is read-only
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        temporary.rename(kept)
+        with build_lock():
+            if not kept.is_dir():
+                _fetch_crds(go, kept)
     return kept
+
+
+def _fetch_crds(go: str, kept: Path) -> None:
+    done = subprocess.run(
+        [go, "mod", "download", "-json", MODULE],
+        cwd=COMPONENTS / "kubernetes",
+        env=go_environment(GOFLAGS="-mod=mod"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"KubeRay's Go module could not be fetched: {done.stderr.strip() or done.stdout.strip()}")
+    work = Path(tempfile.mkdtemp(prefix=".crds-", dir=kept.parent))
+    try:
+        copy = work / kept.name
+        shutil.copytree(Path(json.loads(done.stdout)["Dir"]) / "config" / "crd" / "bases", copy)
+        for path in [copy, *copy.iterdir()]:  # Go's module cache is read-only
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        copy.rename(kept)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def crds_by_name() -> dict[str, Path]:

@@ -26,6 +26,12 @@ API = f"https://{API_ADDRESS}:6443"
 KUBERNETES_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 
+INSTEAD = (
+    "Or `KUBECONFIG=… VALUES=… make demo-cluster`, on a cluster that has KubeRay and can pull the images that VALUES "
+    "names"
+)
+"""What to do where this cluster cannot run."""
+
 
 class ClusterError(Exception):
     """The cluster cannot do what was asked; the message says what, where and what to do about it."""

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hack.cluster import cgroups, layout, network, processes
-from hack.cluster.layout import ClusterError
+from hack.cluster.layout import INSTEAD, ClusterError
 from hack.cluster.nodes import CNI_PLUGINS
 from hack.programs.binaries import BuildError, go_program, is_built
-
-INSTEAD = "Or set KUBECONFIG to a cluster that has KubeRay and can pull the images"
 
 # A program (or file) that is needed → the Debian packages that bring it.
 PACKAGES: dict[str, tuple[str, ...]] = {
@@ -66,11 +64,7 @@ def check(policies: bool, install: bool = True) -> None:
             f"the path {longest} is too long for a socket (107 characters at most); set RLIGHTNING_CACHE to a folder "
             "with a shorter path"
         )
-    if layout.RUN.exists() and (owner := _owner()) != str(layout.state()):
-        raise ClusterError(
-            f"another cluster is up, with its state in {owner}; take it down first: "
-            f"RLIGHTNING_CACHE={Path(owner).parent} python -m hack.cluster down"
-        )
+    check_owner()
     if (layout.DEVICE_PLUGINS / "kubelet.sock").exists() and not layout.state().exists():
         raise ClusterError(
             f"{layout.DEVICE_PLUGINS / 'kubelet.sock'} exists: this machine is a node of another Kubernetes cluster "
@@ -90,15 +84,21 @@ def check_system(install: bool) -> None:
     if not all(is_built(name) for name in PROGRAMS):
         try:
             go_program()
-        except BuildError:
-            raise ClusterError(
-                "Kubernetes' programs are built from their Go modules, and Go was not found. `hack/setup go` brings "
-                f"one into .venv. {INSTEAD}"
-            ) from None
+        except BuildError as error:
+            raise ClusterError(str(error)) from None
     if install:
         install_packages()
     elif not shutil.which("apt-get"):
         _missing_packages()
+
+
+def check_owner() -> None:
+    """Raises ClusterError if the cluster that is up on this machine has its state in another folder."""
+    if (owner := _owner()) != str(layout.state()):
+        raise ClusterError(
+            f"another cluster is up, with its state in {owner}; take it down first: "
+            f"RLIGHTNING_CACHE={Path(owner).parent} python -m hack.cluster down"
+        )
 
 
 def claim() -> None:
@@ -167,10 +167,12 @@ def _try(command: Sequence[str]) -> str:
 
 
 def _owner() -> str:
+    """The state folder of the cluster that is up. Where none is noted, or one that is gone, it is ours to clean up."""
     try:
-        return (layout.RUN / "owner").read_text()
+        owner = (layout.RUN / "owner").read_text()
     except OSError:
-        return str(layout.state())
+        owner = ""
+    return owner if owner and Path(owner).is_dir() else str(layout.state())
 
 
 # Settings of the whole machine that a kubelet changes for itself; `down` puts them back.

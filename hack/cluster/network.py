@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster import layout
-from hack.cluster.layout import ClusterError
+from hack.cluster.layout import INSTEAD, ClusterError
 from hack.cluster.processes import in_namespace, run
 
 HOST_LINK = f"{layout.NAME}-host"  # 15 characters, the most that the kernel allows
@@ -35,8 +35,7 @@ def conflict(routes: list[dict[str, Any]]) -> str:
             if taken.overlaps(ipaddress.ip_network(name)):
                 return (
                     f"this machine routes {route['dst']} to {route.get('dev', 'somewhere')} (`ip route`), which the "
-                    f"cluster's network {name} would hide. If that is another local cluster, stop it first, or set "
-                    "KUBECONFIG to a cluster that has KubeRay"
+                    f"cluster's network {name} would hide. If that is another local cluster, stop it first. {INSTEAD}"
                 )
     return ""
 

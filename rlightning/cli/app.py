@@ -74,7 +74,7 @@ def validate(
     \b
     Examples:
       rlightning validate manifests/*.yaml
-      helm template charts/rlightning | rlightning validate -
+      kustomize build jobs/ | rlightning validate -
 
     Exit status: 0 all valid, 1 problems found.
     """

@@ -103,6 +103,8 @@ def test_the_ports_at_which_the_api_server_listens_are_asked_for(system: Kube, c
         assert client.ok(*arguments).count("port: 16443") == 2  # operator and status service
         addresses = {"apiServerEndpoints": ["10.0.0.7:16443"]}
         assert "port: 6443" not in client.ok(*arguments, values=addresses)
+        # Who installs for some namespaces may not be allowed to ask.
+        assert "port: 16443" not in client.ok(*arguments, values={"watchNamespaces": ["team-a"]})
     finally:
         default.ok("delete", "endpointslice", "kubernetes")
 
@@ -149,6 +151,14 @@ def test_install_upgrade_uninstall_keeps_the_crds_and_the_jobs(system: Kube, cli
     assert installed(system, release) == first
     assert team.json("get", "rljob", "kept")["metadata"]["uid"] == uid
     client.ok("uninstall", release, "--namespace", SYSTEM)
+
+    # They are that release's; as README says, another one takes them over or leaves them alone.
+    other = ("install", "other", str(CHART), "--namespace", SYSTEM, "--dry-run=server")
+    refused = client.run(*other)
+    assert refused.returncode != 0
+    assert "invalid ownership metadata" in refused.stderr
+    client.ok(*other, "--take-ownership")
+    client.ok(*other, "--set", "crds.install=false")
 
 
 Question = tuple[str, str, str, str | None]  # account, verb, resource.group, namespace

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import shutil
+import ssl
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,7 +23,7 @@ from rlightning_operator.builders.names import Identity
 from rlightning_operator.config import parse
 from rlightning_operator.rest import main as status
 from tests.chart.values_files import CASES, DIGEST
-from tests.support.helm import CHART, Helm
+from tests.support.helm import CHART, REPOSITORIES, Helm
 
 Object = dict[str, Any]
 VALUES = (CHART / "values.yaml").read_text()
@@ -73,12 +78,39 @@ def test_lint_finds_nothing(helm: Helm):
         ({"apiServerEndpoints": ["10.0.0.7"]}, "apiServerEndpoints"),
         ({"operator": {"resources": {"request": {}}}}, "request"),
         ({"imagePullSecrets": ["mirror"]}, "imagePullSecrets"),
+        ({"image": {"repository": "reg/x:0.1.0"}}, "repository"),  # tag and digest are values of their own
+        ({"image": {"repository": "x:0.1.0"}}, "repository"),
+        ({"trainer": {"image": {"repository": f"reg/x@{DIGEST}"}}}, "repository"),
+        ({"enabled": "yes"}, "enabled"),
     ],
 )
 def test_a_typo_in_the_values_is_refused_and_named(helm: Helm, values: Object, words: str):
     done = helm.run("template", "x", str(CHART), values=values)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("repository", ["host:5000/path/x", "localhost/x", "reg.example/a/b/x", "x"])
+def test_a_repository_may_be_on_a_port(helm: Helm, repository: str):
+    objects = helm.render({"image": {"repository": repository, "tag": "1"}})
+    assert container(one(objects, "Deployment", "operator"))["image"] == f"{repository}:1"
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "target"),
+    [
+        ({"image": {"repository": ""}}, "image.repository", "operator"),
+        ({"trainer": {"image": {"repository": ""}}}, "trainer.image.repository", "trainer"),
+    ],
+)
+def test_without_an_image_the_install_says_what_to_build_and_set(helm: Helm, values: Object, name: str, target: str):
+    """The defaults are empty: there is no public image."""
+    defaults = yaml.safe_load(VALUES)
+    assert (defaults["image"]["repository"], defaults["trainer"]["image"]["repository"]) == ("", "")
+    done = helm.run("template", "x", str(CHART), values=values)
+    assert done.returncode != 0
+    assert f": {name} is empty: build the target {target}" in done.stderr
+    assert f"--set {name}=REGISTRY/rlightning-{target}" in done.stderr
 
 
 def test_the_schema_knows_every_value_and_no_other():
@@ -129,8 +161,8 @@ def test_images_by_tag_and_by_digest(helm: Helm):
     defaults = helm.render()
     operator = container(one(defaults, "Deployment", "operator"))
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    assert operator["image"] == f"rlightning/operator:{version}"
-    assert f"--trainer-image=rlightning/trainer:{version}" in operator["args"]
+    assert operator["image"] == f"registry.example/rlightning-operator:{version}"
+    assert f"--trainer-image=registry.example/rlightning-trainer:{version}" in operator["args"]
     everything = helm.render(CASES["everything"])
     for component in ("operator", "status"):
         assert container(one(everything, "Deployment", component))["image"] == f"mirror.example/rl/operator@{DIGEST}"
@@ -322,6 +354,42 @@ def test_what_is_set_for_pods_reaches_all_of_them(helm: Helm):
         assert [e["name"] for e in container(deployment)["env"]] == [variable]
 
 
+@pytest.mark.parametrize(("name", "audience"), [("defaults", None), ("everything", "rlightning"), ("small", None)])
+def test_helm_test_asks_the_status_service_with_a_token_that_it_takes(helm: Helm, name: str, audience: str | None):
+    spec = one(helm.render(CASES[name]), "Pod")["spec"]
+    (c,) = spec["containers"]
+    if audience is None:
+        assert "volumes" not in spec and len(c["args"]) == (1 if name == "small" else 2)
+        return
+    ((volume,), (mount,)) = spec["volumes"], c["volumeMounts"]
+    ((source,),) = (volume["projected"]["sources"],)
+    token = source["serviceAccountToken"]
+    assert token["audience"] == audience
+    assert mount["name"] == volume["name"]
+    assert c["args"][2] == f"{mount['mountPath']}/{token['path']}"
+
+
+def test_helm_test_keeps_the_two_tokens_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    script = runpy.run_path(str(CHART / "files" / "installed.py"))["main"].__globals__
+    account = script["ACCOUNT"]
+    used = set()
+
+    def ask(url: str, _: object, token: Path, body: Object | None = None) -> tuple[int, Object]:
+        used.add((url.partition("/apis/")[0] if "/apis/" in url else "status", token))
+        refused = url.endswith("/members") or (body or {}).get("spec", {}).get("training") == {"totalEnvSteps": 0}
+        code = (403 if url.endswith("/members") else 422) if refused else 201 if body else 200
+        return code, {"resources": [{"kind": "RLJob"}, {"kind": "PolicyGroup"}]}
+
+    monkeypatch.setitem(script, "ask", ask)
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    for arguments, token in (([], account / "token"), (["/status/token"], Path("/status/token"))):
+        used.clear()
+        monkeypatch.setattr(sys, "argv", ["-c", "team-a", "http://status", *arguments])
+        script["main"]()
+        assert used == {("https://kubernetes.default.svc", account / "token"), ("status", token)}
+        assert capsys.readouterr().out.count("ok ") == 6
+
+
 def test_an_upgrade_to_a_new_version_of_the_chart_alone_restarts_no_pod(helm: Helm):
     pod = one(helm.render({"image": {"tag": "1"}, "trainer": {"image": {"tag": "1"}}}), "Deployment", "operator")
     assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod["spec"]["template"]["metadata"]["labels"])
@@ -381,5 +449,37 @@ def test_the_notes_say_what_to_do_next(helm: Helm):
     ):
         assert words in notes
     assert "<no value>" not in notes
+    assert "Prometheus" not in notes
     sample = yaml.safe_load(notes.partition("<<EOF\n")[2].partition("     EOF")[0])
     RLJob.model_validate(sample)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({}, ["reach the operator until networkPolicy.metricsNamespaces"]),
+        ({"metricsNamespaces": ["monitoring"]}, []),
+        (
+            {"metricsNamespaces": ["monitoring"], "statusClients": [{"podSelector": {}}]},
+            ["if networkPolicy.statusClients"],
+        ),
+        ({"enabled": False}, []),
+    ],
+)
+def test_the_notes_say_when_prometheus_is_shut_out(helm: Helm, policy: Object, words: list[str]):
+    values = {"serviceMonitor": {"enabled": True}, "networkPolicy": policy}
+    arguments = ("install", "x", str(CHART), "--dry-run=client", "--disable-openapi-validation")
+    notes = helm.ok(*arguments, values=values).partition("NOTES:")[2]
+    assert notes.count("Prometheus") == len(words)
+    for word in words:
+        assert word in notes
+
+
+def test_a_chart_that_has_this_one_as_a_part_can_leave_it_out(helm: Helm, tmp_path: Path):
+    shutil.copytree(CHART, tmp_path / "charts" / "rlightning")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    part = {"name": "rlightning", "version": version, "condition": "rlightning.enabled"}
+    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [part]}
+    (tmp_path / "Chart.yaml").write_text(json.dumps(parent))
+    assert "kind: Deployment" in helm.ok("template", "x", str(tmp_path), values={"rlightning": REPOSITORIES})
+    assert "kind:" not in helm.ok("template", "x", str(tmp_path), values={"rlightning": {"enabled": False}})

@@ -97,7 +97,8 @@ def test_without_go_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_a_failed_build_shows_the_end_of_gos_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "go"
-    broken.write_text("#!/bin/sh\necho 'go: downloading x'\necho 'no module proxy here' >&2\nexit 1\n")
+    version = "[ $1 = env ] && { echo go1.26.8; exit; }\n"
+    broken.write_text(f"#!/bin/sh\n{version}echo 'go: downloading x'\necho 'no module proxy here' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("RLIGHTNING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(binaries, "_go_candidates", lambda: [str(broken)])

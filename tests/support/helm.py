@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ import yaml
 from hack.programs.binaries import program
 
 CHART = Path(__file__).parents[2] / "charts" / "rlightning"
+REPOSITORIES = {
+    "image": {"repository": "registry.example/rlightning-operator"},
+    "trainer": {"image": {"repository": "registry.example/rlightning-trainer"}},
+}
+"""What everybody must set."""
 
 
 class _Loader(yaml.CSafeLoader):
@@ -37,13 +42,14 @@ class Helm:
     binary: Path = field(default_factory=lambda: Path(shutil.which("helm") or program("helm")))
 
     def run(self, *arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run helm; the caller looks at the exit status. ``values`` go through a file."""
+        """Run helm; the caller looks at the exit status. ``values`` go through a file, over what the chart needs."""
         with tempfile.TemporaryDirectory() as folder:
-            more: Sequence[str] = ()
-            if values is not None:
-                path = Path(folder) / "values.json"
-                path.write_text(json.dumps(values))
-                more = ("--values", str(path))
+            more: list[str] = []
+            for name, layer in (("needed", REPOSITORIES if str(CHART) in arguments else None), ("values", values)):
+                if layer is not None:
+                    path = Path(folder) / f"{name}.json"
+                    path.write_text(json.dumps(layer))
+                    more += ["--values", str(path)]
             homes = {f"HELM_{name}_HOME": folder for name in ("CACHE", "CONFIG", "DATA")}
             return subprocess.run(
                 [str(self.binary), *arguments, *more],

@@ -1,6 +1,7 @@
 """What `helm test` runs in a pod: are the CRDs there and do they validate, and does the status service let us in.
 
-Arguments: namespace, and the status service's URL or nothing. Needs nothing but Python.
+Arguments: namespace, the status service's URL or nothing, and the file of the token for it if it takes other ones than
+the API server. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ SAMPLE = {
 }
 
 
-def ask(url: str, context: ssl.SSLContext, body: object = None) -> tuple[int, dict[str, object]]:
-    """Status code and JSON of an answer, with our own token; tries again for a while where nobody answers."""
-    headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}", "Content-Type": "application/json"}
+def ask(url: str, context: ssl.SSLContext, token: Path, body: object = None) -> tuple[int, dict[str, object]]:
+    """Status code and JSON of an answer, with a token of ours; tries again for a while where nobody answers."""
+    headers = {"Authorization": f"Bearer {token.read_text()}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     for pause in (1, 2, 4, 8, 0):
         try:
@@ -57,23 +58,26 @@ def expect(what: str, code: int, answer: tuple[int, dict[str, object]]) -> None:
 def main() -> None:
     """All checks."""
     namespace, status = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    token = ACCOUNT / "token"
+    status_token = Path(sys.argv[3]) if len(sys.argv) > 3 else token
     cluster = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
-    code, served = ask(API, cluster)
+    code, served = ask(API, cluster, token)
     expect("the API server serves rlightning.io/v1alpha1", 200, (code, served))
     kinds = {resource["kind"] for resource in served["resources"]}  # type: ignore[attr-defined]
     if not {"RLJob", "PolicyGroup"} <= kinds:
         sys.exit(f"FAILED the CustomResourceDefinitions are incomplete: {sorted(kinds)}")
     dry_run = f"{API}/namespaces/{namespace}/rljobs?dryRun=All&fieldValidation=Strict"
-    expect("an RLJob would be accepted", 201, ask(dry_run, cluster, SAMPLE))
+    expect("an RLJob would be accepted", 201, ask(dry_run, cluster, token, SAMPLE))
     nonsense = {**SAMPLE, "spec": {**SAMPLE["spec"], "training": {"totalEnvSteps": 0}}}  # type: ignore[dict-item]
-    expect("an RLJob that makes no sense is refused", 422, ask(dry_run, cluster, nonsense))
+    expect("an RLJob that makes no sense is refused", 422, ask(dry_run, cluster, token, nonsense))
     if status:
         # The certificate, if there is one, is the administrator's and made for other names.
         loose = ssl.create_default_context()
         loose.check_hostname, loose.verify_mode = False, ssl.CERT_NONE
-        expect("the status service is ready", 200, ask(f"{status}/readyz", loose))
-        expect("it lists RLJobs", 200, ask(f"{status}/v1/namespaces/{namespace}/rljobs?limit=1", loose))
-        expect("it refuses what we may not", 403, ask(f"{status}/v1/namespaces/{namespace}/rljobs/x/members", loose))
+        rljobs = f"{status}/v1/namespaces/{namespace}/rljobs"
+        expect("the status service is ready", 200, ask(f"{status}/readyz", loose, status_token))
+        expect("it lists RLJobs", 200, ask(f"{rljobs}?limit=1", loose, status_token))
+        expect("it refuses what we may not", 403, ask(f"{rljobs}/x/members", loose, status_token))
 
 
 if __name__ == "__main__":

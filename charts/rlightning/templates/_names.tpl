@@ -45,11 +45,13 @@ app.kubernetes.io/part-of: rlightning
 {{- end }}
 {{- end }}
 
-{{/* repository:tag or repository@digest; call with (dict "root" . "image" .Values.image). */}}
+{{/* repository:tag or repository@digest; call with (dict "root" . "image" .Values.image "value" "image" "target" "operator"). */}}
 {{- define "rlightning.image" -}}
+{{- $remedy := printf "%s.repository is empty: build the target %s of the Dockerfile, push it, and name it, as in --set %s.repository=REGISTRY/rlightning-%s" .value .target .value .target }}
+{{- $repository := required $remedy .image.repository }}
 {{- if .image.digest }}
-{{- printf "%s@%s" .image.repository .image.digest }}
+{{- printf "%s@%s" $repository .image.digest }}
 {{- else }}
-{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) }}
+{{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) }}
 {{- end }}
 {{- end }}

@@ -42,7 +42,7 @@ affinity:
 {{- end }}
 
 {{- define "rlightning.container" -}}
-image: {{ include "rlightning.image" (dict "root" .root "image" .root.Values.image) | quote }}
+image: {{ include "rlightning.image" (dict "root" .root "image" .root.Values.image "value" "image" "target" "operator") | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   {{- toYaml .root.Values.containerSecurityContext | nindent 2 }}

@@ -18,7 +18,7 @@ What a job owns goes with it, by the garbage collector's hand.
   verbs: [get, patch]
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]

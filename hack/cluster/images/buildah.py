@@ -40,20 +40,25 @@ def build(
         *(word for mount in mounts for word in ("--volume", mount)),
         str(context),
     ]
+    why = ""
     with log.open("wb") as output:
-        done = subprocess.run(
-            ["nice", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=BUILD_SECONDS,
-            check=False,
-            # Builds fetch packages, so proxies stay.
-            env={**os.environ, "PATH": processes.environment()["PATH"]},
-        )
-    if done.returncode != 0:
+        try:
+            done = subprocess.run(
+                ["nice", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=BUILD_SECONDS,
+                check=False,
+                # Builds fetch packages, so proxies stay.
+                env={**os.environ, "PATH": processes.environment()["PATH"]},
+            )
+            why = "could not be built" if done.returncode != 0 else ""
+        except subprocess.TimeoutExpired:
+            why = f"was not built within {BUILD_SECONDS:g} s"
+    if why:
         end = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-        raise ClusterError(f"{dockerfile} (target {target or 'the last'}) could not be built; the end of {log}:\n{end}")
+        raise ClusterError(f"{dockerfile} (target {target or 'the last'}) {why}; the end of {log}:\n{end}")
 
 
 def exists(tag: str) -> bool:

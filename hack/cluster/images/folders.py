@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hack.cluster.layout import ClusterError
+from hack.cluster.layout import INSTEAD, ClusterError
 from hack.programs.binaries import cache_folder
 
 RUN = Path("/run/rlightning-images")
@@ -49,6 +49,5 @@ def need_space(gigabytes: float, what: str) -> None:
     if free < gigabytes:
         raise ClusterError(
             f"{what} needs {gigabytes:g} GB for a while, and the disk of {images()} has {free:.1f} GB free. Free some "
-            "space, set RLIGHTNING_CACHE to a folder on a larger disk, or set KUBECONFIG to a cluster that has KubeRay "
-            "and can pull the images"
+            f"space, or set RLIGHTNING_CACHE to a folder on a larger disk. {INSTEAD}"
         )

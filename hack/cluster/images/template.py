@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hack.children import die_with_parent
 from hack.cluster import layout, processes
 from hack.cluster.images import folders
 from hack.cluster.images.containerd import CONTENT, METADATA, SNAPSHOTS, UNUSED_PLUGINS, Containerd
@@ -86,6 +87,7 @@ def _running() -> Iterator[Containerd]:
             stdout=output,
             stderr=output,
             env=processes.environment(),
+            preexec_fn=die_with_parent,  # two on one root would spoil it
         )
     try:
         processes.wait_for("containerd to open the image template", lambda: _answers(containerd, server, log), 60)

@@ -191,7 +191,7 @@ RIGHTS = {
     ("rlightning.io", "rljobs/status"): "patch",
     ("rlightning.io", "policygroups"): "get list watch create patch delete",
     ("rlightning.io", "policygroups/status"): "get patch",  # not its own: a driver's, to whom it grants them
-    ("ray.io", "rayclusters"): "get list watch create patch delete",
+    ("ray.io", "rayclusters"): "get list watch create delete",
     ("batch", "jobs"): "get list watch create patch delete",
     ("", "serviceaccounts"): "get list watch create patch delete",
     ("rbac.authorization.k8s.io", "roles"): "get list watch create patch delete",

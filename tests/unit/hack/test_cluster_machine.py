@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from hack.cluster import addons, layout, machine, network, processes
+from hack.cluster import addons, cgroups, cluster, layout, machine, network, processes, teardown
 from hack.cluster.layout import ClusterError
+from hack.programs import binaries
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +50,36 @@ def test_a_process_that_got_the_number_of_one_that_ended_is_not_ours() -> None:
     assert processes.running("never-started") is None
 
 
+def test_a_program_that_ended_before_it_was_noted_does_not_count_as_running() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    pids = layout.state() / "pids"
+    pids.mkdir(parents=True)
+    (pids / "etcd").write_text(json.dumps({"pid": child.pid, "start": ""}))
+    assert processes.running("etcd") is None
+    with pytest.raises(ClusterError, match="etcd ended"):
+        processes.wait_for("etcd", lambda: True, 5, ["etcd"])
+
+
+def test_a_program_that_ends_at_once_is_told_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "services", lambda: tmp_path / "cgroup.procs")
+    start_time = processes.start_time
+
+    def ended(pid: int) -> str:
+        deadline = time.monotonic() + 10
+        while start_time(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return start_time(pid)
+
+    monkeypatch.setattr(processes, "start_time", ended)
+    with pytest.raises(ClusterError, match="kubelet-1 ended at once: no such flag"):
+        processes.start("kubelet-1", ["sh", "-c", "echo no such flag >&2; exit 2"])
+    assert processes.started() == ["kubelet-1"]
+    assert processes.running("kubelet-1") is None
+
+
 def test_a_wait_says_what_for_and_shows_the_log_of_the_program_that_ended() -> None:
     layout.logs().mkdir(parents=True)
     processes.log("etcd").write_text("first\nlast words\n")
@@ -69,3 +104,60 @@ def test_sockets_and_links_keep_within_the_kernels_limits() -> None:
 def test_volumes_belong_to_the_user_that_images_run_as() -> None:
     dockerfile = (Path(__file__).parents[3] / "Dockerfile").read_text()
     assert f"USER {addons.OWNER}:{addons.OWNER}\n" in dockerfile
+
+
+@pytest.fixture
+def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The machine's note of whose cluster is up, in a folder of the test's; what `down` removed."""
+    monkeypatch.setattr(layout, "RUN", tmp_path / "run")
+    layout.RUN.mkdir()
+    calls: list[str] = []
+    monkeypatch.setattr(teardown, "remove_all", lambda: calls.append("all"))
+    return calls
+
+
+def test_down_leaves_a_cluster_alone_that_has_its_state_elsewhere(tmp_path: Path, removed: list[str]) -> None:
+    theirs = tmp_path / "theirs" / "cluster"
+    theirs.mkdir(parents=True)
+    (layout.RUN / "owner").write_text(str(theirs))
+    says = f"another cluster is up, with its state in {theirs}; take it down first: RLIGHTNING_CACHE={theirs.parent} "
+    with pytest.raises(ClusterError, match=re.escape(says)):
+        cluster.down()
+    assert removed == []
+    assert cluster.status().startswith(says)
+
+
+@pytest.mark.parametrize("owner", [None, "", "/gone/cluster", "ours"])
+def test_down_cleans_up_what_is_ours_or_nobodys(removed: list[str], owner: str | None) -> None:
+    if owner is not None:
+        (layout.RUN / "owner").write_text(str(layout.state()) if owner == "ours" else owner)
+    cluster.down()
+    assert removed == ["all"]
+
+
+def test_a_container_without_the_real_cgroup_root_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path])
+    monkeypatch.setattr(cgroups, "_hybrid", lambda _: False)
+    write = Path.write_text
+
+    def busy(path: Path, text: str) -> int:
+        if path.name == "cgroup.subtree_control":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", busy)
+    with pytest.raises(ClusterError, match=r"resource busy.*run the container with --cgroupns=host\. Or "):
+        cgroups.prepare(1)
+
+
+def test_an_old_go_is_told_before_anything_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "go"
+    old.write_text("#!/bin/sh\necho go1.19.8\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(binaries, "_go_candidates", lambda: [str(old)])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ClusterError, match=rf"{old} is go1\.19\.8\. .*`hack/setup go`"):
+        machine.check_system(install=False)

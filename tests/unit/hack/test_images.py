@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from hack.cluster.images import base, catalog, containerd, folders, pip_settings, template
+from hack.cluster import processes
+from hack.cluster.images import base, buildah, catalog, containerd, folders, pip_settings, template
 from hack.cluster.layout import ClusterError
 
 ROOT = Path(__file__).parents[3]
@@ -167,3 +171,48 @@ def test_the_build_sees_only_what_images_are_made_of() -> None:
         pytest.skip("not a git checkout")
     ignored = subprocess.run(["git", "check-ignore", *kept], cwd=ROOT, capture_output=True, text=True).stdout
     assert ignored == ""
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_the_templates_containerd_does_not_outlive_who_started_it(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "containerd", f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    program(tmp_path / "bin" / "ctr", "exit 0")
+    code = f"""
+import time
+from pathlib import Path
+from hack.cluster.images import folders, template
+folders.RUN = Path({str(tmp_path / "run")!r})
+with template._running():
+    print("up", flush=True)
+    time.sleep(60)
+"""
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RLIGHTNING_CACHE": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    containerd_ = int((tmp_path / "pid").read_text())
+    parent.kill()
+    parent.wait()
+    while processes.start_time(containerd_) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not processes.start_time(containerd_)
+
+
+def test_a_build_that_takes_too_long_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin" / "buildah", "echo fetching; exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("RLIGHTNING_CACHE", str(tmp_path))
+    monkeypatch.setattr(folders, "RUN", tmp_path / "run")
+    monkeypatch.setattr(buildah, "BUILD_SECONDS", 0.5)
+    folders.images().mkdir()
+    with pytest.raises(ClusterError, match=r"(?s)Dockerfile \(target trainer\) was not built within 0\.5 s;.*fetching"):
+        buildah.build("x", tmp_path, tmp_path / "Dockerfile", target="trainer")
