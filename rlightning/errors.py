@@ -80,6 +80,10 @@ class StoppedEarly(RLightningError):
     """Asked to stop before training began."""
 
 
+class RayUnavailable(RLightningError):
+    """Ray cannot be reached, or what it offered a moment ago is gone."""
+
+
 class MemberDeadlineExceeded(RLightningError):
     """Members did not answer in time.
 

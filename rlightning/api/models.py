@@ -703,7 +703,9 @@ class VersionStatus(Manifest):
     parent_digest: Digest | None = Field(default=None, description="Of the version before, over resumes too.")
     verified: Count = Field(description="Members that proved the learner's digest.")
     total: Count = Field(description="Members that had to.")
-    first_mismatch: ShortText | None = Field(default=None, description='"member: tensor" of the first difference.')
+    first_mismatch: ShortText | None = Field(
+        default=None, description='"member: tensor" of the first difference, which may have been mended since.'
+    )
 
 
 class GroupOutcome(Manifest):

@@ -105,32 +105,44 @@ class SyncRLEngine:
         self._shard_states = self.group.shard_states()
         self._publish()
         every, target = self.spec.evaluation.every_iterations, self.spec.evaluation.stop_at_return
-        while self.counters.env_steps < self.spec.training.total_env_steps:
+        total = self.spec.training.total_env_steps
+        at = self.counters
+        if target is not None and at.iteration and (at.iteration % every == 0 or at.env_steps >= total):
+            # What this goes on from may be the end: the target was reached and saved, and the driver lost before
+            # anybody was told. An evaluation repeats to the bit, so it is only told if it was the last one.
+            report = self._evaluate()
+            if report.return_mean >= target:
+                self.reporter.evaluated(report)
+                return self._reached(report, target)
+        while self.counters.env_steps < total:
             if self.stop.requested:
                 self._checkpoint()
                 return self._outcome(
                     "Stopped", "Interrupted", f"stopped after iteration {self.counters.iteration}, as asked"
                 )
             self._iterate()
-            done = self.counters.env_steps >= self.spec.training.total_env_steps
+            done = self.counters.env_steps >= total
             if every and (self.counters.iteration % every == 0 or done):
                 report = self._evaluate()
+                self.reporter.evaluated(report)
                 if target is not None and report.return_mean >= target:
-                    self._checkpoint()
-                    return self._outcome(
-                        "Succeeded",
-                        "TargetReached",
-                        f"mean return {report.return_mean:.1f} over {report.episodes} episodes reached the target "
-                        f"{target:g} (spec.evaluation.stopAtReturn)",
-                    )
+                    return self._reached(report, target)
             if not done and self.counters.iteration % self.spec.checkpoints.every_iterations == 0:
                 self._checkpoint()
         self._checkpoint()
         return self._outcome(
             "Succeeded",
             "TotalEnvStepsReached",
-            f"{self.counters.env_steps} environment steps reach the total of {self.spec.training.total_env_steps} "
-            "(spec.training.totalEnvSteps)",
+            f"{self.counters.env_steps} environment steps reach the total of {total} (spec.training.totalEnvSteps)",
+        )
+
+    def _reached(self, report: EvaluationReport, target: float) -> Outcome:
+        self._checkpoint()
+        return self._outcome(
+            "Succeeded",
+            "TargetReached",
+            f"mean return {report.return_mean:.1f} over {report.episodes} episodes reached the target {target:g} "
+            "(spec.evaluation.stopAtReturn)",
         )
 
     def _iterate(self) -> None:
@@ -228,7 +240,6 @@ class SyncRLEngine:
             episodes, self.counters.iteration, self.group.version, time.perf_counter() - started, spec.stop_at_return
         )
         self.last_evaluation = report
-        self.reporter.evaluated(report)
         return report
 
     def _checkpoint(self) -> None:

@@ -23,6 +23,7 @@ from rlightning.errors import (
     MemberError,
     MemberLost,
     NonFiniteLoss,
+    RayUnavailable,
     RLightningError,
     RunFolderError,
     StoppedEarly,
@@ -41,6 +42,7 @@ REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (MemberError, "PolicyError"),
     (MemberLost, "MemberLost"),
     (MemberDeadlineExceeded, "DeadlineExceeded"),
+    (RayUnavailable, "RayUnavailable"),
     (NonFiniteLoss, "NonFiniteLoss"),
     (WeightMismatch, "WeightMismatch"),
     (WeightsError, "WeightsFailed"),
@@ -54,7 +56,7 @@ REASONS: tuple[tuple[type[BaseException], str], ...] = (
 )
 """Reason of a Failed or Lost outcome by the error that ended the run; the first that fits."""
 
-NOT_THE_JOBS_FAULT = (MemberLost, MemberDeadlineExceeded)
+NOT_THE_JOBS_FAULT = (MemberLost, MemberDeadlineExceeded, RayUnavailable)
 """What a further attempt, on other pods, may well not meet again."""
 
 
@@ -109,9 +111,9 @@ def run_job(
     except StoppedEarly as early:
         outcome = _early(life, run_dir, started, "Stopped", "Interrupted", str(early))
     except RLightningError as error:
-        outcome = _failed(error, run_dir, life, started, tried_again=cluster is not None)
+        outcome = _failed(error, run_dir, life, started, cluster)
     except Exception as error:
-        reporter.finished(_failed(error, run_dir, life, started))
+        reporter.finished(_failed(error, run_dir, life, started, cluster))
         raise
     reporter.finished(outcome)
     return outcome
@@ -218,12 +220,21 @@ def _check_numerics(snapshot: Snapshot, now: dict[str, str], reporter: Reporter)
         reporter.warning(f"numerics differ from the checkpoint's, so digests will too: {shown}")
 
 
-def _failed(error: BaseException, run_dir: Path, life: _Life, started: float, *, tried_again: bool = False) -> Outcome:
+def _failed(error: BaseException, run_dir: Path, life: _Life, started: float, cluster: Cluster | None) -> Outcome:
     reason = next((reason for kind, reason in REASONS if isinstance(error, kind)), "Unexpected")
     shown = "".join(traceback.format_exception(error))
     message = str(error) if isinstance(error, RLightningError) else shown
-    state: Literal["Failed", "Lost"] = "Lost" if tried_again and isinstance(error, NOT_THE_JOBS_FAULT) else "Failed"
+    state: Literal["Failed", "Lost"] = "Lost" if cluster is not None and _may_pass(error) else "Failed"
     return _early(life, run_dir, started, state, reason, message, traceback=shown)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether it was what the run stands on: members and Ray, whose processes end with the pods that they are in."""
+    from ray.exceptions import RayError, RayTaskError
+
+    return isinstance(error, NOT_THE_JOBS_FAULT) or (
+        isinstance(error, RayError) and not isinstance(error, RayTaskError)  # that one wraps an error of the user's
+    )
 
 
 def _early(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rlightning.errors import MemberDeadlineExceeded, RLightningError
+from rlightning.errors import MemberDeadlineExceeded, RayUnavailable, RLightningError
 from rlightning.policy.base_policy import PolicyRole
 from rlightning.policy.loading import policy_class, policy_config, train_config
 from rlightning.policy.policy_group import PolicyGroup, wrap
@@ -159,7 +159,9 @@ def ray_session(spec: RLJobSpec, cluster: Cluster | None, stages: Stages) -> Ite
         try:
             ray.init(**options)
         except Exception as error:
-            raise RLightningError(
+            if cluster is not None:
+                raise RayUnavailable(f"the driver could not connect to Ray in its own pod: {error}") from error
+            raise RayUnavailable(
                 f"Ray did not start: {error} Its logs are in /tmp/ray/session_latest/logs; a machine that is too busy "
                 "is the usual cause, and --placement local needs no Ray"
             ) from error
@@ -172,6 +174,8 @@ def ray_session(spec: RLJobSpec, cluster: Cluster | None, stages: Stages) -> Ite
         for role, of in (("train", spec.policy_group.train), ("eval", spec.policy_group.eval)):
             for resource, _ in _resources(of).items():
                 if resource not in offered:
+                    if cluster is not None:  # it was there a moment ago
+                        raise RayUnavailable(f"Ray offers no resource {resource!r} any more: a pod was lost")
                     raise RLightningError(
                         f"spec.policyGroup.{role}.pool: the Ray cluster offers no resource {resource!r}; start its "
                         f"nodes with --resources='{{\"{resource}\": <members>}}', or leave RAY_ADDRESS unset to start "

@@ -18,9 +18,11 @@ class RayMember:
         self.name, self.role, self.node, self.pod, self.handle = name, role, node, pod, handle
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        return RayFuture(
-            self.name, method, self.handle.member_call.remote(method, *[_stored(a) for a in args], **kwargs), self.pod
-        )
+        try:
+            ref = self.handle.member_call.remote(method, *[_stored(a) for a in args], **kwargs)
+        except RayError as error:  # an argument found no room, or the object store is gone
+            raise MemberLost(self.name, method, _cause(error), self.pod) from error
+        return RayFuture(self.name, method, ref, self.pod)
 
 
 class RayFuture:

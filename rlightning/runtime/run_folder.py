@@ -182,11 +182,21 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         lock = _take_lock(path, remedy, seconds=lock_seconds, waiting=waiting)
         try:
-            previous = None
+            previous, damaged = None, []
             with _explain(path, remedy):
-                if not (path / "job.yaml").exists() or read_job(path) != job:
+                # Neither is needed, as the caller knows what is in them; and a node that lost its power may have left
+                # an empty file where the rename had reached the disk and the content had not.
+                try:
+                    same = (path / "job.yaml").exists() and read_job(path) == job
+                except RunFolderError as error:
+                    same = False
+                    damaged.append(str(error))
+                if not same:
                     _replace(path / "job.yaml", job_yaml(job), durable=True)
-                previous = read_status(path)
+                try:
+                    previous = read_status(path)
+                except RunFolderError as error:
+                    damaged.append(str(error))
                 last = _recorded_attempt(path, previous)
                 if last > attempt:
                     raise RunFolderError(
@@ -199,6 +209,8 @@ class RunFolder:
             os.close(lock)
             raise
         folder.log("INFO", f"attempt {attempt} of {job.metadata.name}, process {os.getpid()}")
+        for words in damaged:
+            folder.log("WARNING", f"{words}; it was written anew")
         return folder
 
     def __enter__(self) -> RunFolder:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 
 from rlightning.errors import CheckpointError, MemberDeadlineExceeded, MemberLost, RunFolderError, Superseded
 from rlightning.runtime.cluster import driver
@@ -66,6 +67,45 @@ def test_what_is_not_the_jobs_fault_is_lost_where_somebody_tries_again_and_faile
     assert lost.checkpoint is not None and lost.checkpoint.endswith("iter-00000002")
     failed = drive(Recorder({3: fail}), tmp_path / "b")
     assert (failed.state, failed.reason, failed.message) == ("Failed", reason, lost.message)
+
+
+def test_an_error_of_ray_itself_is_lost_where_somebody_tries_again(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RaySystemError("the connection to the raylet is broken")
+
+    recorder = Recorder({3: fail})
+    with pytest.raises(RaySystemError):
+        drive(recorder, tmp_path, cluster=ClusterOfTheJob())
+    assert recorder.outcome is not None
+    assert (recorder.outcome.state, recorder.outcome.iteration) == ("Lost", 3)
+
+
+def test_a_run_that_had_reached_its_target_does_not_train_on(tmp_path: Path) -> None:
+    """Its driver was lost after the last checkpoint, before anybody was told."""
+    reached = {"everyIterations": 2, "episodes": 2, "stopAtReturn": 1.0}
+    first, recorder = run(job(CARTPOLE, evaluation=reached), tmp_path / "run")
+    assert (first.state, first.reason, first.iteration) == ("Succeeded", "TargetReached", 2)
+    saved = recorder.checkpoints[-1]
+    again, recorder = run(job(CARTPOLE, evaluation=reached), tmp_path / "run", resume=saved.path, attempt=2)
+    assert (again.state, again.reason, again.iteration, again.digest) == (
+        "Succeeded",
+        "TargetReached",
+        2,
+        first.digest,
+    )
+    assert again.message == first.message
+    assert [e.iteration for e in recorder.evaluations] == [2]
+
+
+def test_a_run_that_had_not_reached_its_target_is_not_evaluated_twice(tmp_path: Path) -> None:
+    target = {"everyIterations": 2, "episodes": 2, "stopAtReturn": 1e9}
+    options: dict[str, Any] = {"evaluation": target, "checkpoints": {"everyIterations": 2, "keep": 9}}
+    whole, recorder = run(job(CARTPOLE, **options), tmp_path / "whole")
+    saved = recorder.checkpoints[0]
+    assert saved.iteration == 2
+    rest, recorder = run(job(CARTPOLE, **options), tmp_path / "rest", resume=saved.path, attempt=2)
+    assert rest.digest == whole.digest
+    assert 2 not in [e.iteration for e in recorder.evaluations]
 
 
 def test_the_users_own_error_is_failed_in_a_cluster_too(tmp_path: Path) -> None:

@@ -163,6 +163,37 @@ def test_a_run_is_told_from_its_start_to_its_outcome(group: Group) -> None:
     assert status["progress"]["metrics"] == [{"name": "policy_loss", "value": -0.25}], "NaN is left out"
 
 
+def test_a_mismatch_that_was_mended_at_once_stays_in_the_report(group: Group) -> None:
+    with driving(group) as driver:
+        driver.reporter.started(run_info())
+        driver.reporter.published(record(0, MEMBERS[1:], wrong="eval-1"))
+        driver.reporter.published(record(0, MEMBERS[1:]))
+        driver.reporter.finished(outcome("Succeeded", "TotalEnvStepsReached"))
+        (version,) = group.status["versions"]
+    assert (version["verified"], version["total"]) == (2, 2)
+    assert version["firstMismatch"].startswith("eval-1: ")
+
+
+def test_rights_that_come_back_are_waited_for(group: Group) -> None:
+    """An API server that has just started refuses everything; a RoleBinding may be deleted and restored."""
+    with driving(group) as driver:
+        driver.reporter.started(run_info())
+        eventually(lambda: "members" in group.status)
+        apply = driver.client.apply_status
+        refused: list[dict[str, Any]] = []
+
+        def no_rights(uid: str, status: dict[str, Any]) -> dict[str, Any]:
+            if len(refused) < 2:
+                refused.append(status)
+                raise ApiProblem("policygroups is forbidden: no rights", 403)
+            return apply(uid, status)
+
+        driver.client.apply_status = no_rights  # type: ignore[method-assign]
+        driver.reporter.finished(outcome("Succeeded", "TotalEnvStepsReached"))
+        assert len(refused) == 2
+        assert group.status["outcome"]["state"] == "Succeeded"
+
+
 def test_the_largest_report_there_can_be_is_taken(group: Group) -> None:
     evals = tuple(f"eval-{i}" for i in range(256))
     members = (*(f"train-{i}" for i in range(16)), *evals)

@@ -67,7 +67,9 @@ def proof(
     differing = [d for name in (*trains, *evals) if (d := _difference(ours.get(name), learner))]
     unproved = [name for name in evals if (m := ours.get(name)) is None or m.digest is None or m.version not in learner]
     digest = learner[report.version]
-    same = sum((m := ours.get(name)) is not None and m.digest == digest for name in evals)
+    # For this very version: an equal digest of another one proves nothing about what the member runs now.
+    proved = (report.version, digest)
+    same = sum((m := ours.get(name)) is not None and (m.version, m.digest) == proved for name in evals)
     verified = before.last_verified_version if before is not None else None
     if same == len(evals) and not differing:
         verified = report.version

@@ -34,7 +34,7 @@ from rlightning.errors import (
     RunFolderInUse,
     Superseded,
 )
-from rlightning.runtime.cluster.control import Control, first_look
+from rlightning.runtime.cluster.control import GRACE_SECONDS, WATCH_SECONDS, Control, first_look
 from rlightning.runtime.cluster.group_client import GroupClient
 from rlightning.runtime.cluster.group_reporter import GroupReporter, ReportFailed
 from rlightning.runtime.cluster.pools import JobCluster
@@ -48,8 +48,10 @@ EXIT_STATUS = {"Succeeded": DONE, "Stopped": DONE, "Failed": FAILED, "Lost": LOS
 
 GROUP_SECONDS = 60.0
 """For the API server to be there and the PolicyGroup to name this attempt."""
-LOCK_SECONDS = 60.0
-"""For the driver of an earlier attempt, which may still be dying, to let go of the run folder."""
+LOCK_SECONDS = WATCH_SECONDS + GRACE_SECONDS + 50.0
+"""For the driver of an earlier attempt, which may still be dying, to let go of the run folder: longer than it may take
+to notice that it is superseded, which is a watch's time, ten seconds for a new connection, and its grace.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,6 +115,8 @@ def _report_end(reporter: GroupReporter, train: Callable[[], Outcome]) -> int:
     except Exception as error:
         if reporter.outcome is None:
             reporter.finished(_early_outcome(error))
+        elif not reporter.stored:  # another reporter's failure was raised, and hides that this one failed, too
+            reporter.finished(reporter.outcome)
         assert reporter.outcome is not None
         outcome = reporter.outcome
     if outcome.state in ("Failed", "Lost"):

@@ -44,8 +44,10 @@ class ApiProblem(RLightningError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed later. 401: a token is read again when it rotates."""
-        return self.code is None or self.code in (401, 404, 409, 429) or self.code >= 500
+        """Whether the same request may succeed later. 401: a token is read again when it rotates. 403: an API server
+        that has just started knows no rights yet, and a RoleBinding that was deleted comes back.
+        """
+        return self.code is None or self.code in (401, 403, 404, 409, 429) or self.code >= 500
 
 
 class GroupClient:

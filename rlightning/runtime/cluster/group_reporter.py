@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import traceback
@@ -104,6 +105,12 @@ class GroupReporter:
         """What :meth:`finished` was told; None before."""
         return self._outcome
 
+    @property
+    def stored(self) -> bool:
+        """Whether the API server has everything that was told."""
+        with self._changed:
+            return self._settled >= self._told and (self._refused is None or self._refused[0] < self._told)
+
     def close(self) -> None:
         """End the thread; what is not stored by then is dropped."""
         with self._changed:
@@ -126,7 +133,11 @@ class GroupReporter:
         self._control.check()
         assert self._ring is not None, "published() before started()"
         with self._changed:
-            first = self._ring.head is None
+            before = self._ring.head
+            first = before is None
+            if before is not None and (before.attempt, before.version) == (record.attempt, record.version):
+                # Published again after a mismatch, perhaps before that was sent: it stays in the status.
+                record = dataclasses.replace(record, first_mismatch=record.first_mismatch or before.first_mismatch)
             self._ring.append(record)
         self._tell(urgent=first or not record.consistent)
 

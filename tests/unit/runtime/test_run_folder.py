@@ -619,6 +619,20 @@ class TestAnAttemptThatAnOperatorCounts:
         RunFolder.open(tmp_path / "run", longer, 2).close()
         assert read_job(tmp_path / "run") == longer
 
+    @pytest.mark.parametrize("name", ["status.json", "job.yaml"])
+    @pytest.mark.parametrize("content", ["", "{"])
+    def test_what_the_caller_knows_may_be_damaged(self, name: str, content: str, tmp_path: Path) -> None:
+        """As by a power cut between a rename and what was renamed."""
+        with RunFolder.open(tmp_path / "run", samples.job(), 1) as folder:
+            samples.play(folder, tmp_path / "run", 1, 2)
+        (tmp_path / "run" / name).write_text(content)
+        RunFolder.open(tmp_path / "run", samples.job(), 2).close()
+        assert read_job(tmp_path / "run") == samples.job()
+        recorded = read_status(tmp_path / "run")
+        assert recorded is not None and recorded.attempt == 2
+        log = (tmp_path / "run" / "run.log").read_text()
+        assert f"{tmp_path / 'run' / name} " in log and "it was written anew" in log
+
     def test_an_older_attempt_is_refused(self, tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "run", samples.job(), 2).close()
         with pytest.raises(RunFolderError, match="is at attempt 2 already, this driver is attempt 1"):

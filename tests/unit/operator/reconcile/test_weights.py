@@ -64,6 +64,15 @@ def test_a_member_that_is_a_version_behind_agrees_with_that_one_but_is_not_count
     assert (result.weights.consistent_members, result.weights.last_verified_version) == ("1/2", 4)
 
 
+@pytest.mark.parametrize("version", [None, 3, 4])
+def test_the_right_digest_of_another_version_is_not_counted(version: int | None) -> None:
+    before = WeightsStatus(version=4, digest=B, consistent_members="2/2", last_verified_version=4)
+    result = of([member("eval-0"), member("eval-1", version=version)], before=before)
+    assert result.status != "True"
+    assert result.weights is not None
+    assert (result.weights.consistent_members, result.weights.last_verified_version) == ("1/2", 4)
+
+
 @pytest.mark.parametrize("late", [[], [member("eval-1", None, None)], [member("eval-1", version=3)]])
 def test_a_member_without_proof_leaves_it_open(late: list[dict[str, Any]]) -> None:
     result = of([member("eval-0"), *late])
