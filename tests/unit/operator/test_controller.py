@@ -144,14 +144,17 @@ def test_a_bug_in_the_decision_is_logged_shown_on_the_job_and_tried_again(caplog
     assert "Traceback" in caplog.text
 
 
+def over_quota(asked: Asked) -> Answer | None:
+    """Nobody may make a ServiceAccount."""
+    if "/serviceaccounts" in asked.path and asked.body:
+        return status(403, "Forbidden", "exceeded quota: small")
+    return None
+
+
 def test_a_refusal_is_one_line_without_a_traceback_and_shown_on_the_job(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         api = Api()
-        api.refuse = lambda asked: (
-            status(403, "Forbidden", "exceeded quota: small")
-            if "/serviceaccounts" in asked.path and asked.body
-            else None
-        )
+        api.refuse = over_quota
         async with running(lambda _: Plan({}, (Create(ACCOUNT),)), api) as (_, server):
             await until(lambda: writes(server, "events") == 1)
             event = next(one.body for one in server.asked if "/events" in one.path)
@@ -173,11 +176,7 @@ def test_the_decision_knows_what_was_refused_until_it_is_not() -> None:
     async def scenario() -> None:
         nonlocal quota
         api = Api()
-        api.refuse = lambda asked: (
-            status(403, "Forbidden", "exceeded quota: small")
-            if quota and "/serviceaccounts" in asked.path and asked.body
-            else None
-        )
+        api.refuse = lambda asked: over_quota(asked) if quota else None
         async with running(plan, api):
             await until(lambda: seen and seen[-1] is not None)
             quota = False
@@ -304,11 +303,7 @@ def test_a_deadline_does_not_wait_for_the_next_try_of_a_refused_write() -> None:
 
     async def scenario() -> None:
         api = Api()
-        api.refuse = lambda asked: (
-            status(403, "Forbidden", "exceeded quota: small")
-            if "/serviceaccounts" in asked.path and asked.body
-            else None
-        )
+        api.refuse = over_quota
         async with running(plan, api):
             await until(lambda: len(passes) >= 8)
 
