@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,10 +56,10 @@ def services() -> Path:
 def processes() -> set[int]:
     """Every process in the cluster's cgroups."""
     found: set[int] = set()
-    for group in ours():
-        for file in group.rglob("cgroup.procs"):
+    for top in ours():
+        for group in _below(top):
             with contextlib.suppress(OSError):  # it went away meanwhile
-                found.update(int(line) for line in file.read_text().split() if line != "0")
+                found.update(int(line) for line in (group / "cgroup.procs").read_text().split() if line != "0")
     return found
 
 
@@ -68,7 +69,7 @@ def remove(seconds: float = 10) -> None:
     while True:
         stuck = []
         for top in ours():
-            for group in [*sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True), top]:
+            for group in sorted(_below(top), reverse=True):
                 try:
                     group.rmdir()
                 except FileNotFoundError:
@@ -80,6 +81,13 @@ def remove(seconds: float = 10) -> None:
         if time.monotonic() > deadline:
             raise ClusterError(f"cgroups could not be removed: {'; '.join(stuck[:3])}. `cat {top}/**/cgroup.procs`")
         time.sleep(0.2)
+
+
+def _below(top: Path) -> list[Path]:
+    """A cgroup and all in it. Of those that go away meanwhile, as cgroups do whose processes were just killed, some may
+    be missing and some be named: `os.walk` passes over what is gone, where `Path.rglob` of Python 3.11 raises.
+    """
+    return [Path(path) for path, _, _ in os.walk(top)]
 
 
 def roots() -> list[Path]:

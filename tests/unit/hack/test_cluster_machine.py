@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,3 +165,39 @@ def test_an_old_go_is_told_before_anything_is_installed(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(ClusterError, match=rf"{old} is go1\.19\.8\. .*`hack/setup go`"):
         machine.check_system(install=False)
+
+
+class Listing(contextlib.AbstractContextManager["Listing"], Iterator["os.DirEntry[Any]"]):
+    """What `os.scandir` returns, read to its end already."""
+
+    def __init__(self, entries: Iterable[os.DirEntry[Any]]) -> None:
+        self._left = list(entries)
+
+    def __next__(self) -> os.DirEntry[Any]:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop()
+
+    def __exit__(self, *_: object) -> None:
+        self._left.clear()
+
+
+def test_a_cgroup_that_goes_away_while_processes_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, pid in (("pod-a", 41), ("pod-b", 42)):
+        (tmp_path / "top" / name / "container").mkdir(parents=True)
+        (tmp_path / "top" / name / "cgroup.procs").write_text(f"{pid}\n0\n")
+    scandir = os.scandir
+
+    def listed(path: str | Path | int) -> Listing:
+        with scandir(path) as entries:
+            found = Listing(entries)
+        if path in (tmp_path / "top", str(tmp_path / "top")) and (tmp_path / "top" / "pod-b").exists():
+            shutil.rmtree(tmp_path / "top" / "pod-b")
+        return found
+
+    monkeypatch.setattr(os, "scandir", listed)
+    monkeypatch.setattr(cgroups, "ours", lambda: iter([tmp_path / "top"]))
+    assert cgroups.processes() == {41}
+    assert not (tmp_path / "top" / "pod-b").exists()
