@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +69,8 @@ class _Life:
     store: CheckpointStore | None = None
     snapshot: Snapshot | None = None
     engine: SyncRLEngine | None = None
+    outcome: Outcome | None = None
+    error: Exception | None = None
 
 
 def run_job(
@@ -96,7 +100,8 @@ def run_job(
 
     Returns:
         How it ended. Errors that are explained to the user end as a Failed outcome, or as a Lost one when they are
-        not the job's fault and ``cluster`` is given.
+        not the job's fault and ``cluster`` is given. An error while members and Ray are shut down, after training has
+        ended, is a warning only.
 
     Raises:
         Superseded: as the reporter, or ``cluster``, raised it.
@@ -142,7 +147,7 @@ def _run(
         _check_manifest(snapshot, job)
         _check_numerics(snapshot, numerics, reporter)
     stages.done("checks")
-    with open_group(spec, meta, placement, cluster, stages) as group:
+    with _clean_up_changes_nothing(life, reporter), open_group(spec, meta, placement, cluster, stages) as group:
         counters, parent, states = Counters(), None, None
         if snapshot is not None:
             group.load_training_state(snapshot.model, _section(snapshot, "learner"))
@@ -193,7 +198,31 @@ def _run(
             numerics=numerics,
             run_dir=run_dir,
         )
-        return life.engine.run()
+        try:
+            life.outcome = life.engine.run()
+        except Exception as error:
+            life.error = error
+            raise
+    if life.error is not None:  # hidden by that of a clean-up
+        raise life.error
+    assert life.outcome is not None
+    return life.outcome
+
+
+@contextmanager
+def _clean_up_changes_nothing(life: _Life, reporter: Reporter) -> Iterator[None]:
+    """Once training has ended, well or not, members or a Ray that cannot be shut down are a warning: how it ended, with
+    what it saved, stays as it is, and their processes end with this one or with their pods.
+    """
+    try:
+        yield
+    except Exception as error:
+        if life.outcome is None and life.error in (None, error):
+            raise
+        ended = life.outcome.state if life.outcome is not None else type(life.error).__name__
+        # Not the errors that it came after: of those the outcome tells.
+        shown = "".join(traceback.format_exception(error, chain=error.__cause__ is not None))
+        reporter.warning(f"cleaning up failed, which does not change how the run ended ({ended}): {shown}")
 
 
 def _section(snapshot: Snapshot, name: str) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import RaySystemError
 
 from rlightning.errors import CheckpointError, MemberDeadlineExceeded, MemberLost, RunFolderError, Superseded
+from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime.cluster import driver
 from rlightning.runtime.driver import run_job
 from rlightning.runtime.reporter import Outcome, Reporters
@@ -106,6 +107,56 @@ def test_a_run_that_had_not_reached_its_target_is_not_evaluated_twice(tmp_path: 
     rest, recorder = run(job(CARTPOLE, **options), tmp_path / "rest", resume=saved.path, attempt=2)
     assert rest.digest == whole.digest
     assert 2 not in [e.iteration for e in recorder.evaluations]
+
+
+@pytest.fixture
+def no_clean_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Shutting the members down fails; returns what failed."""
+    failed: list[str] = []
+    shutdown = PolicyGroup.shutdown
+
+    def fails(group: PolicyGroup) -> None:
+        shutdown(group)
+        failed.append("shutdown")
+        raise OSError("the slots could not be removed")
+
+    monkeypatch.setattr(PolicyGroup, "shutdown", fails)
+    return failed
+
+
+def test_a_clean_up_that_fails_is_a_warning_to_a_run_that_succeeded(tmp_path: Path, no_clean_up: list[str]) -> None:
+    recorder = Recorder()
+    outcome = drive(recorder, tmp_path)
+    assert no_clean_up == ["shutdown"]
+    assert (outcome.state, outcome.reason) == ("Succeeded", "TotalEnvStepsReached")
+    assert recorder.outcome == outcome
+    (warning,) = recorder.warnings
+    assert "how the run ended (Succeeded)" in warning
+    assert warning.rstrip().endswith("OSError: the slots could not be removed")
+
+
+def test_a_clean_up_that_fails_does_not_hide_what_ended_the_run(tmp_path: Path, no_clean_up: list[str]) -> None:
+    def lose() -> None:
+        raise MemberLost("eval-1", "rollout_fragment", "the node died", "pod-7")
+
+    recorder = Recorder({3: lose})
+    outcome = drive(recorder, tmp_path, cluster=ClusterOfTheJob())
+    assert no_clean_up == ["shutdown"]
+    assert (outcome.state, outcome.reason) == ("Lost", "MemberLost")
+    assert "slots" not in outcome.message + outcome.extra["traceback"]
+    (warning,) = recorder.warnings
+    assert "how the run ended (MemberLost)" in warning
+    assert "the slots could not be removed" in warning and "the node died" not in warning
+
+
+def test_a_clean_up_that_fails_does_not_give_a_superseded_driver_an_outcome(
+    tmp_path: Path, no_clean_up: list[str]
+) -> None:
+    recorder = superseding(3)
+    with pytest.raises(Superseded, match="attempt 2"):
+        drive(recorder, tmp_path)
+    assert no_clean_up == ["shutdown"]
+    assert recorder.outcome is None
 
 
 def test_the_users_own_error_is_failed_in_a_cluster_too(tmp_path: Path) -> None:
