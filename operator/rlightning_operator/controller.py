@@ -77,6 +77,7 @@ class Controller:
         refresh: Callable[[OperatorConfig], Awaitable[OperatorConfig]] | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
+        self._client = client
         self._config = config
         self._plan = plan
         self._workers = workers
@@ -249,7 +250,12 @@ class Controller:
             self._forget(key)
             return "gone"
         refused, _ = self._refused.get(key, (None, 0.0))
-        plan = self._plan(dataclasses.replace(snapshot, refused=str(refused) if refused is not None else None))
+        told = dataclasses.replace(
+            snapshot,
+            refused=str(refused) if refused is not None else None,
+            answers_since=self._client.answers_since,
+        )
+        plan = self._plan(told)
 
         def stored() -> None:
             # Now: should an action fail, the next pass will not take this decision again, and so not say it.

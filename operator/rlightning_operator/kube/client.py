@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -94,11 +95,17 @@ def login() -> kopf.ConnectionInfo:
 
 
 class Client:
-    """The API server. Methods raise :class:`ApiError` or :class:`Unreachable`, nothing else."""
+    """The API server. Methods raise :class:`ApiError` or :class:`Unreachable`, nothing else.
+
+    Attributes:
+        answers_since: when it last failed to answer a read, or this process began: what it holds may be old for a while
+            after that, as others could not write either.
+    """
 
     def __init__(self, info: kopf.ConnectionInfo) -> None:
         self._info = info
         self._session: aiohttp.ClientSession | None = None
+        self.answers_since = datetime.now(UTC)
 
     @property
     def server(self) -> str:
@@ -185,10 +192,13 @@ class Client:
                 if answer.status == 401 and again and await self._renew():
                     continue
                 if answer.status >= 400:
+                    if answer.status >= 500 and method == "GET":  # a failed write may be a webhook's fault
+                        self.answers_since = datetime.now(UTC)
                     raise _error(answer.status, text, f"{method} {path}")
                 return _parsed(text, f"{method} {path}")
             raise AssertionError("unreachable")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self.answers_since = datetime.now(UTC)
             code = "none" if not isinstance(error, aiohttp.ClientPayloadError) else code
             raise Unreachable(f"{method} {self.server}{path}: {_words(error)}") from error
         finally:
@@ -231,6 +241,7 @@ class Client:
         except TimeoutError:
             return
         except (aiohttp.ClientError, OSError) as error:
+            self.answers_since = datetime.now(UTC)
             raise Unreachable(f"watch {self.server}{path}: {_words(error)}") from error
 
     def _open(self) -> aiohttp.ClientSession:

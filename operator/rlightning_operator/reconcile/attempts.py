@@ -266,7 +266,9 @@ def _suspend(seen: Observed, clock: Clock, now: Decision, suspended: Condition |
     asked = clock.now
     if suspended is not None and suspended.reason == "Suspending":
         asked = parse_time(suspended.last_transition_time)
-    gone = losses.ended(seen, clock, now.attempt, now.cluster, ready=False) is not None
+    # Where RayClusters cannot be read, none is seen, and the driver may well be saving.
+    readable = seen.snapshot.kuberay.installed
+    gone = readable and losses.ended(seen, clock, now.attempt, now.cluster, ready=False) is not None
     if gone or clock.passed(asked, drain):
         return _suspended(seen, now)
     text = (

@@ -197,6 +197,10 @@ def _stands_still(seen: Observed, clock: Clock, attempt: int, cluster: str, read
     limit = seen.spec.run_policy.progress_deadline_seconds
     if not ready or not clock.passed(_last_moved(seen, clock, attempt, cluster), limit):
         return None
+    # An API server that was away has had no reports either: the drivers, which went on, are given time to be heard.
+    answers = seen.snapshot.answers_since
+    if answers is not None and not clock.passed(answers, seen.snapshot.config.report_seconds):
+        return None
     text = f"No iteration was reported for spec.runPolicy.progressDeadlineSeconds ({limit} s), with all pods ready."
     # The old driver may hang and hold the members' places: only with its pods is it sure to be gone.
     return Ended("NoProgress", text, new_cluster=True)

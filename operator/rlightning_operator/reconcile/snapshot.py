@@ -32,6 +32,7 @@ class OperatorConfig:
             through different watches.
         farewell_seconds: how long a cluster that is not needed any more stays for the submitter of a driver that has
             said how it ended: for the last lines of its log.
+        report_seconds: how long drivers may need, once the API server answers again, to report how far they are by now.
         leftover_seconds: a submitter whose attempt is over ends by itself within this time, or is deleted.
     """
 
@@ -45,6 +46,7 @@ class OperatorConfig:
     kuberay_seconds: int = 15
     outcome_seconds: int = 5
     farewell_seconds: int = 20
+    report_seconds: int = 60
     leftover_seconds: int = 180
 
 
@@ -82,6 +84,7 @@ class Snapshot:
         kuberay: see there.
         refused: which write the API server did not take when the job was last worked on, and why; None if it took all.
         config: see there.
+        answers_since: when the API server last did not answer, or the operator began; None: it always has.
         now: aware, UTC.
     """
 
@@ -97,6 +100,7 @@ class Snapshot:
     kuberay: KubeRay = KubeRay(installed=True)
     refused: str | None = None
     config: OperatorConfig = OperatorConfig()
+    answers_since: datetime | None = None
 
 
 @dataclass(frozen=True)

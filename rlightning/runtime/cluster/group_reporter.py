@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 TRANSITION_SECONDS = 1.0
 """Between two reports at least, even of transitions: checkpoints may be saved several times a second."""
 START_SECONDS = 60.0
-OUTCOME_SECONDS = 300.0
+OUTCOME_SECONDS = 3600.0
+"""For the outcome: an API server may be away for long, and a driver that gives up costs a whole attempt."""
 MAX_MESSAGE = 4096
 MAX_MISMATCH = 253
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -81,6 +82,27 @@ def test_a_burst_of_events_is_one_pass() -> None:
             await until(lambda: passes)
             await asyncio.sleep(0.1)
             assert passes == [20]
+
+    asyncio.run(scenario())
+
+
+def test_a_pass_is_told_since_when_the_api_server_answers() -> None:
+    told: list[datetime | None] = []
+
+    def plan(snapshot: Snapshot) -> Plan:
+        told.append(snapshot.answers_since)
+        return Plan({})
+
+    async def scenario() -> None:
+        began = datetime.now(UTC)
+        async with running(plan, Api()) as (controller, _):
+            await until(lambda: told)
+            assert told[0] is not None and began <= told[0] <= datetime.now(UTC)
+            controller._client.answers_since = later = datetime.now(UTC) + timedelta(seconds=9)
+            told.clear()
+            controller.observe(kinds.POD, "ADDED", owned("Pod", "worker-1", 50))
+            await until(lambda: told)
+            assert told == [later]
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,45 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_deadline(monkeypat
         async with serving(answer) as (client, _):
             with pytest.raises(Unreachable, match=r"no answer within 0\.2 s"):
                 await client.get(kinds.POD, "team", "head")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answer", "method", "told"),
+    [
+        ((200, {}), "GET", False),
+        (status(404, "NotFound", 'pods "head" not found'), "GET", False),
+        (status(503, "ServiceUnavailable"), "GET", True),
+        (status(500, "InternalError", "failed calling webhook"), "DELETE", False),
+    ],
+)
+def test_since_when_reads_are_answered(answer: tuple[int, dict[str, Any]], method: str, told: bool) -> None:
+    async def scenario() -> None:
+        async with serving(lambda _: answer) as (client, _):
+            began = client.answers_since
+            await asyncio.sleep(0.01)
+            with contextlib.suppress(ApiError):
+                await client.request(method, "/api/v1/namespaces/team/pods/head", kinds.POD)
+            assert (client.answers_since > began) == told
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_cannot_be_reached_does_not_answer() -> None:
+    async def scenario() -> None:
+        client = Client(kopf.ConnectionInfo(server="http://127.0.0.1:1"))
+        times = [client.answers_since]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unreachable):
+            await client.get(kinds.POD, "team", "head")
+        times.append(client.answers_since)
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unreachable):
+            await anext(client.watch(kinds.NODE, None, "", "1"))
+        times.append(client.answers_since)
+        assert times == sorted(set(times))
+        await client.close()
 
     asyncio.run(scenario())
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlightning_operator.reconcile.objects import format_time
 from rlightning_operator.reconcile.plan import reconcile
-from rlightning_operator.reconcile.snapshot import Delete
+from rlightning_operator.reconcile.snapshot import Delete, KubeRay
 from tests.unit.operator.reconcile.world import NAMESPACE, World, digest, job_spec
 
 RC1, RC2 = "walker-0000-1", "walker-0000-2"
@@ -387,6 +387,17 @@ def test_a_cluster_that_left_no_trace_still_had_its_name(world: World) -> None:
     world.edit(suspend=False)
     world.settle()
     assert (world.status["attempt"], world.status["rayCluster"]) == (2, RC2)
+
+
+def test_a_driver_may_save_while_clusters_cannot_be_read(world: World) -> None:
+    driver = world.train(iterations=3)
+    world.kuberay = KubeRay(installed=False, message="rayclusters.ray.io is forbidden")
+    world.edit(suspend=True)
+    world.settle()
+    assert (world.status["state"], reason(world, "Suspended")) == ("Suspending", ("Unknown", "Suspending"))
+    world.driver_runs(driver)
+    world.settle()
+    assert world.condition("Suspended")["message"].startswith("The driver saved and stopped.")
 
 
 def test_a_driver_that_does_not_save_in_time_is_not_waited_for_longer(world: World) -> None:

@@ -267,6 +267,26 @@ def test_no_progress_although_all_is_ready_costs_the_cluster(world: World, drive
     expect_attempt(world, 2, RC2, lost=1)
 
 
+def test_an_api_server_that_was_away_is_no_silence_of_the_drivers(world: World, driver: Driver) -> None:
+    world.passes(5000)  # it was away, and drivers trained on; then the operator hears it again before them
+    world.answers_since = world.now
+    assert world.operate().requeue_after == pytest.approx(60, abs=1)
+    world.passes(40)
+    world.driver_runs(driver)
+    world.settle()
+    world.passes(880)
+    expect_attempt(world, 1, RC1, lost=0)
+
+
+def test_a_driver_that_is_silent_once_the_api_server_is_back_stands_still(world: World, driver: Driver) -> None:
+    world.passes(5000)
+    world.answers_since = world.now
+    world.passes(59)
+    expect_attempt(world, 1, RC1, lost=0)
+    world.passes(2)
+    assert last_restart(world)["reason"] == "NoProgress"
+
+
 def test_progress_is_not_expected_while_a_pod_is_missing(world: World, driver: Driver) -> None:
     pod = world.pods("actors")[0]
     pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]

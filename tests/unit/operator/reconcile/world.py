@@ -85,6 +85,7 @@ class World:
         self.config = config
         self.kuberay = KubeRay(installed=True)
         self.refused: str | None = None
+        self.answers_since: datetime | None = None
         self.nodes: tuple[dict[str, Any], ...] | None = None
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.drivers: list[Driver] = []
@@ -202,6 +203,7 @@ class World:
             kuberay=self.kuberay,
             refused=self.refused,
             config=self.config,
+            answers_since=self.answers_since,
         )
 
     def operate(self, lag: int = 0, dies_after: int | None = None) -> Plan:
