@@ -156,9 +156,9 @@ class ProcessGroupReduction:
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
-        work = torch.distributed.all_gather(gathered, flat, group=self.group, async_op=True)
-        assert work is not None
         try:
+            work = torch.distributed.all_gather(gathered, flat, group=self.group, async_op=True)
+            assert work is not None
             work.wait(datetime.timedelta(seconds=self.seconds))
         except RuntimeError as error:
             others = ", ".join(f"train-{r}" for r in range(self.world_size) if r != self.rank)

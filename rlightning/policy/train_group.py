@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from rlightning.errors import RLightningError
+from rlightning.errors import MemberLost, RLightningError
 from rlightning.policy.gradients import BatonReduction, ProcessGroupReduction, Reduction
 
 
@@ -31,12 +31,24 @@ class TrainGroupMixin:
             epoch: life of the group; a new one never meets leftovers of an old one.
             backend: ``gloo`` or ``nccl``.
             seconds: deadline of joining and of every collective.
+
+        Raises:
+            MemberLost: the others did not join, or went away meanwhile.
         """
         check_backend(backend)
         timeout = datetime.timedelta(seconds=seconds)
-        store = distributed.TCPStore(host, port, is_master=False, timeout=timeout)
-        prefixed = distributed.PrefixStore(f"train-group-{epoch}", store)
-        distributed.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
+        try:
+            store = distributed.TCPStore(host, port, is_master=False, timeout=timeout)
+            prefixed = distributed.PrefixStore(f"train-group-{epoch}", store)
+            distributed.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
+        except RuntimeError as error:
+            others = ", ".join(f"train-{r}" for r in range(world_size) if r != rank)
+            raise MemberLost(
+                others,
+                "joining the train group",
+                f"train-{rank} did not meet them within {seconds:g} s (spec.deadlines.collectiveSeconds) or saw a "
+                f"closed connection: {error}",
+            ) from error
         group: Any = distributed.group.WORLD
         self.reduction = ProcessGroupReduction(group, rank, world_size, seconds)
 

@@ -277,7 +277,10 @@ def _early(
 ) -> Outcome:
     """The outcome of a run that its engine did not end: where it was, and what it can go on from."""
     engine, snapshot = life.engine, life.snapshot
-    last = life.store.latest() if life.store else None
+    try:
+        last = life.store.latest() if life.store else None
+    except OSError:  # a volume that is away, which may be what ended the run
+        last = None
     published = engine.group.published if engine else None
     before = (snapshot.iteration, snapshot.env_steps) if snapshot else (0, 0)
     iteration, env_steps = (engine.counters.iteration, engine.counters.env_steps) if engine else before

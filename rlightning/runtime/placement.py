@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlightning.errors import MemberDeadlineExceeded, RayUnavailable, RLightningError
@@ -104,8 +104,9 @@ def _policies(spec: RLJobSpec, placement: Placement, cluster: Cluster | None, st
         finally:
             import ray
 
-            for handle in (*handles[PolicyRole.TRAIN], *handles[PolicyRole.EVAL]):
-                ray.kill(handle)
+            with ExitStack() as kills:  # every one is tried, whatever the others do
+                for handle in (*handles[PolicyRole.TRAIN], *handles[PolicyRole.EVAL]):
+                    kills.callback(ray.kill, handle)
 
 
 def _resources(role: RoleSpec) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.exceptions import RaySystemError
 
+from rlightning.checkpoint.store import CheckpointStore
 from rlightning.errors import CheckpointError, MemberDeadlineExceeded, MemberLost, RunFolderError, Superseded
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime.cluster import driver
@@ -147,6 +149,22 @@ def test_a_clean_up_that_fails_does_not_hide_what_ended_the_run(tmp_path: Path, 
     (warning,) = recorder.warnings
     assert "how the run ended (MemberLost)" in warning
     assert "the slots could not be removed" in warning and "the node died" not in warning
+
+
+def test_a_volume_that_is_away_does_not_hide_what_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: CheckpointStore) -> Path | None:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    def lose() -> None:
+        monkeypatch.setattr(CheckpointStore, "latest", away)
+        raise MemberLost("eval-1", "rollout_fragment", "the node died", "pod-7")
+
+    recorder = Recorder({3: lose})
+    outcome = drive(recorder, tmp_path, cluster=ClusterOfTheJob())
+    assert recorder.outcome == outcome
+    assert (outcome.state, outcome.reason, outcome.checkpoint) == ("Lost", "MemberLost", None)
 
 
 def test_a_clean_up_that_fails_does_not_give_a_superseded_driver_an_outcome(

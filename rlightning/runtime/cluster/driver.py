@@ -159,7 +159,10 @@ def _train(
         except (Superseded, ReportFailed):
             raise
         except Exception as error:
-            folder.failed(error)
+            try:
+                folder.failed(error)
+            except RunFolderError as also:
+                say(f"warning: {also}")
             raise
 
 
