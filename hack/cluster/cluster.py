@@ -104,15 +104,15 @@ class Cluster:
                 found.append(f"{event['verb']} {resource} {where}")
         return found
 
-    def renew_volumes(self) -> int:
-        """Make volumes whose claim was deleted usable again, empty; returns their number."""
+    def renew_volumes(self) -> list[str]:
+        """Make volumes whose claim was deleted usable again, empty; returns their names."""
         self._must_be_local("volumes can be emptied")
         released = [v for v in self.get("persistentvolume")["items"] if v["status"].get("phase") == "Released"]
         names = [v["metadata"]["name"] for v in released if v["metadata"]["name"] in addons.volume_names()]
         for name in names:
             self.kubectl("delete", "persistentvolume", name)
             self.apply(addons.volume(name))
-        return len(names)
+        return names
 
     def start_kuberay(self) -> None:
         """Install KubeRay's CRDs and start its operator; nothing to do where both are there."""

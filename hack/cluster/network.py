@@ -81,10 +81,11 @@ def namespaces() -> list[str]:
 
 def down() -> None:
     """Remove namespaces and links, as far as they are there. The nodes' rules and routes go with their namespaces."""
-    for name in namespaces():
-        run("ip", "netns", "delete", name)
+    # The link first: with the namespace that its other end is in it would go by itself, at any moment.
     if any(link["ifname"] == HOST_LINK for link in json.loads(run("ip", "-json", "link", "show"))):
         run("ip", "link", "delete", HOST_LINK)
+    for name in namespaces():
+        run("ip", "netns", "delete", name)
 
 
 def _ip(node: int, *words: str) -> None:

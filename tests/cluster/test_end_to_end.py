@@ -86,11 +86,14 @@ def test_the_job_succeeds_and_says_so(story: dict[str, Any]) -> None:
     assert status["attempt"] == 1
     assert status.get("lostAttempts", 0) == 0
     assert status.get("restarts", []) == []
-    submitter = eventually(
-        lambda: (found := job.kube.get("job", story["submitter"])) and found["status"].get("conditions") and found,
-        seconds=40,
-        what="the submitter's Job has ended",
-    )
+
+    def ended() -> dict[str, Any] | None:
+        found = job.kube.get("job", story["submitter"])
+        # SuccessCriteriaMet and FailureTarget come before its pod is counted.
+        done = {"Complete", "Failed"} & {c["type"] for c in (found or {}).get("status", {}).get("conditions", ())}
+        return found if done else None
+
+    submitter = eventually(ended, seconds=40, what="the submitter's Job has ended")
     assert submitter["status"].get("failed", 0) == 0
     assert submitter["status"]["succeeded"] == 1
 
