@@ -140,7 +140,7 @@ def test_a_job_deleted_200_ms_after_its_creation_leaves_nothing(namespace: Kube,
     for job in jobs:
         assert job.leftovers() == []
     log = installation.operator_log(since=start)
-    assert "short-lived-0" in log, "the operator had seen it"
+    assert any(job.name in log for job in jobs), "the operator had seen one"
     assert not re.search(r"\b(ERROR|CRITICAL|Traceback)\b", log), log
 
 
@@ -156,8 +156,12 @@ def test_kuberay_missing_and_then_installed(
     finally:
         installation.cluster.start_kuberay()
     since = time.monotonic()
-    eventually(job.clusters, seconds=SAID_WITHIN, what="a RayCluster once KubeRay is there", now=job.describe)
+    eventually(
+        lambda: job.clusters() or None, seconds=SAID_WITHIN, what="a RayCluster once KubeRay is there", now=job.describe
+    )
     print(f"RayCluster {time.monotonic() - since:.1f} s after KubeRay's CRD was established")
-    eventually(lambda: job.pods(ray__node_type="head"), seconds=60, what="KubeRay makes its head", now=job.describe)
+    eventually(
+        lambda: job.pods(ray__node_type="head") or None, seconds=60, what="KubeRay makes its head", now=job.describe
+    )
     assert job.status["attempt"] == 1
     assert installation.operator_pod()["metadata"]["uid"] == operator, "without a restart of the operator"

@@ -48,11 +48,11 @@ class DiesInRollout(SimplePPOPolicy):
 
 
 class SleepsInRollout(SimplePPOPolicy):
-    """Its second member takes far longer than a deadline of 1 s."""
+    """Its second member takes far longer than a deadline of 6 s."""
 
     def rollout_fragment(self, shard: int, version: int, steps: int) -> Any:
         if version == 1 and self.member_name == "eval-1":
-            time.sleep(6)
+            time.sleep(15)
         return super().rollout_fragment(shard, version, steps)
 
 
