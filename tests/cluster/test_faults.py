@@ -172,7 +172,6 @@ def suspend_and_resume(job: Job, folder: Path, last: int) -> None:
     assert stopped_at <= after[0] <= stopped_at + 1, "it goes on where it stopped"
 
 
-@pytest.mark.timeout(2400)  # four attempts on two RayClusters, each wait with a deadline of its own
 def test_operator_submitter_eval_pod_head_and_a_suspension_in_one_run(
     start: Start, installation: Installation, namespace: Kube, undisturbed: LocalRun
 ) -> None:

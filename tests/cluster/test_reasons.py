@@ -140,7 +140,7 @@ def test_a_job_deleted_200_ms_after_its_creation_leaves_nothing(namespace: Kube,
     for job in jobs:
         assert job.leftovers() == []
     log = installation.operator_log(since=start)
-    assert any(job.name in log for job in jobs), "the operator had seen one"
+    assert "short-lived-0" in log, "the operator had seen it"
     assert not re.search(r"\b(ERROR|CRITICAL|Traceback)\b", log), log
 
 

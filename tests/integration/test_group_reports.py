@@ -6,7 +6,6 @@ import contextlib
 import json
 import select
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -213,23 +212,22 @@ def test_the_largest_report_there_can_be_is_taken(group: Group) -> None:
 
 
 def test_progress_is_written_now_and_then_and_transitions_at_once(group: Group) -> None:
-    with driving(group, seconds=30.0) as driver:
+    with driving(group, seconds=3.0) as driver:
         driver.reporter.started(run_info())
         driver.reporter.published(record(0))
         time.sleep(2.0)  # both stored
-        writes, began, took = {group.live["metadata"]["resourceVersion"]}, time.monotonic(), []
+        writes, began = {group.live["metadata"]["resourceVersion"]}, time.monotonic()
         for n in range(1, 101):
             started = time.perf_counter()
             driver.reporter.published(record(n))
             driver.reporter.iteration(iteration(n, env_steps=n))
-            took.append(time.perf_counter() - started)
+            assert time.perf_counter() - started < 0.05, "training does not wait for reports"
             time.sleep(0.02)
             if n % 5 == 0:
                 writes.add(group.live["metadata"]["resourceVersion"])
-        assert statistics.median(took) < 0.05, "training does not wait for reports"
-        assert len(writes) <= 2 + (time.monotonic() - began) / 30.0, "of a hundred iterations"
+        assert len(writes) <= 2 + (time.monotonic() - began) / 3.0, "of a hundred iterations"
         driver.reporter.published(record(101, wrong="eval-1"))
-        eventually(lambda: group.status["version"] == 101, 10)
+        eventually(lambda: group.status["version"] == 101, 1.5)
         assert group.status["members"][2]["state"] == "Mismatch"
         assert group.status["versions"][-1]["verified"] == 1
 
@@ -444,14 +442,12 @@ def test_training_goes_on_without_the_api_server_and_the_newest_state_is_stored_
         driver.reporter.published(record(0))
         eventually(lambda: group.status.get("version") == 0)
         valve.shut()
-        took = []
         for n in range(1, 50):
             started = time.perf_counter()
             driver.reporter.published(record(n))
             driver.reporter.iteration(iteration(n))
-            took.append(time.perf_counter() - started)
+            assert time.perf_counter() - started < 0.05
             time.sleep(0.05)
-        assert statistics.median(took) < 0.05
         assert group.status["version"] == 0
         group.patch(state="Stopped")  # seen by nobody
         valve.open()
