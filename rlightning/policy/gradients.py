@@ -148,6 +148,11 @@ class BatonReduction:
         return self.baton.all_gather(self.rank, flat)
 
 
+def other_members(rank: int, world_size: int) -> str:
+    """Names of the train members but one, for a sentence."""
+    return ", ".join(f"train-{r}" for r in range(world_size) if r != rank)
+
+
 class ProcessGroupReduction:
     """:class:`Reduction` over a torch process group that holds the train members only."""
 
@@ -161,9 +166,8 @@ class ProcessGroupReduction:
             assert work is not None
             work.wait(datetime.timedelta(seconds=self.seconds))
         except RuntimeError as error:
-            others = ", ".join(f"train-{r}" for r in range(self.world_size) if r != self.rank)
             raise MemberLost(
-                others,
+                other_members(self.rank, self.world_size),
                 "gradient reduction",
                 f"train-{self.rank} saw no contribution within {self.seconds:g} s "
                 f"(spec.deadlines.collectiveSeconds) or a closed connection: {error}",

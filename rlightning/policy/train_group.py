@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from rlightning.errors import MemberLost, RLightningError
-from rlightning.policy.gradients import BatonReduction, ProcessGroupReduction, Reduction
+from rlightning.policy.gradients import BatonReduction, ProcessGroupReduction, Reduction, other_members
 
 
 class TrainGroupMixin:
@@ -42,9 +42,8 @@ class TrainGroupMixin:
             prefixed = distributed.PrefixStore(f"train-group-{epoch}", store)
             distributed.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
         except RuntimeError as error:
-            others = ", ".join(f"train-{r}" for r in range(world_size) if r != rank)
             raise MemberLost(
-                others,
+                other_members(rank, world_size),
                 "joining the train group",
                 f"train-{rank} did not meet them within {seconds:g} s (spec.deadlines.collectiveSeconds) or saw a "
                 f"closed connection: {error}",

@@ -16,7 +16,7 @@ from rlightning_operator.builders.access import role, role_binding, service_acco
 from rlightning_operator.builders.names import Identity
 from tests.chart.values_files import CASES
 from tests.support.helm import CHART, Helm
-from tests.support.kube import Kube, eventually
+from tests.support.kube import Kube, wait_for_crds
 
 pytestmark = pytest.mark.apiserver
 
@@ -116,11 +116,7 @@ def test_install_upgrade_uninstall_keeps_the_crds_and_the_jobs(system: Kube, cli
     first = installed(system, release)
     assert {f"deployment.apps/rlightning-{name}" for name in ("operator", "status")} <= first
     assert not [name for name in first if name.startswith("pod/")], "helm test's pod is a hook"
-    # Again, if need be: where a CRD has no conditions yet, kubectl says that they are no list.
-    established = ("wait", "--for=condition=Established", "--timeout=30s", *(f"crd/{name}" for name in CRDS))
-    eventually(lambda: system.run(*established).returncode == 0, seconds=30, what="the CRDs are established")
-    explained = ("explain", "rljob.spec.policy")
-    eventually(lambda: system.run(*explained).returncode == 0, seconds=30, what="every path knows the schema")
+    wait_for_crds(system, CRDS)
     job = {
         "apiVersion": "rlightning.io/v1alpha1",
         "kind": "RLJob",

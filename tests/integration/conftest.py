@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from hack.apiserver.server import ApiServer, ServerError
 from hack.programs.binaries import BuildError, program
 from rlightning.api import crds
-from tests.support.kube import Kube, eventually
+from tests.support.kube import Kube, wait_for_crds
 
 
 @pytest.fixture(scope="session")
@@ -50,14 +49,7 @@ def kube(bare_kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     names = ["rljobs.rlightning.io", "policygroups.rlightning.io"]
     existed = all(bare_kube.run("get", "crd", name).returncode == 0 for name in names)
     bare_kube.ok("apply", "--server-side", "--force-conflicts", "--filename", str(folder))
-    # Again, if need be: where a CRD has no conditions yet, kubectl says that they are no list.
-    established = ("wait", "--for=condition=Established", "--timeout=30s", *(f"crd/{name}" for name in names))
-    eventually(lambda: bare_kube.run(*established).returncode == 0, seconds=30, what="the CRDs are established")
-    # Established comes a moment before every path of the server knows the schema.
-    for _ in range(100):
-        if bare_kube.run("explain", "rljob.spec.policy").returncode == 0:
-            break
-        time.sleep(0.1)
+    wait_for_crds(bare_kube, names)
     try:
         yield bare_kube
     finally:

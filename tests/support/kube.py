@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,3 +94,13 @@ def eventually(
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {seconds:g} s" + (f"; now: {now()}" if now else ""))
         time.sleep(every)
+
+
+def wait_for_crds(kube: Kube, names: Iterable[str]) -> None:
+    """Until the API server serves our CRDs, which were just applied, with their schemas."""
+    # Again, if need be: where a CRD has no conditions yet, kubectl says that they are no list.
+    established = ("wait", "--for=condition=Established", "--timeout=30s", *(f"crd/{name}" for name in names))
+    eventually(lambda: kube.run(*established).returncode == 0, seconds=30, what="the CRDs are established")
+    # Established comes a moment before every path of the server knows the schema.
+    explained = ("explain", "rljob.spec.policy")
+    eventually(lambda: kube.run(*explained).returncode == 0, seconds=30, every=0.1, what="rljob.spec.policy is known")

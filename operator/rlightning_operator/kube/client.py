@@ -98,8 +98,8 @@ class Client:
     """The API server. Methods raise :class:`ApiError` or :class:`Unreachable`, nothing else.
 
     Attributes:
-        answers_since: when it last failed to answer a read, or this process began: what it holds may be old for a while
-            after that, as others could not write either.
+        answers_since: when it last was not reached or failed to answer a read, or this process began: what it holds may
+            be old for a while after that, as others could not write either.
     """
 
     def __init__(self, info: kopf.ConnectionInfo) -> None:
